@@ -1,0 +1,1 @@
+"""Engines and figures that this suite compares with; imports neither engine nor conformance."""

@@ -1,0 +1,1 @@
+"""Scenarios, checks and records: whether two engines produce the same tokens, and the proof of it."""

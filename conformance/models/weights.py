@@ -1,0 +1,72 @@
+"""The bytes of one tensor, in chunks: which generator and which spread each kind of tensor gets.
+
+Matrices have variance 1 / n_in, so that a normalised input gives outputs of about 1; vectors are drawn uniformly
+around the centre that such a tensor has in real models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.models.blocks import Bytes, encode_floats, random_rows
+from conformance.models.planted import Groups, embedding_rows, output_rows
+from conformance.models.spec import ModelSpec, PlannedTensor
+from conformance.models.streams import RandomStream
+
+_N_CHUNK_WEIGHTS = 1 << 20  # part of the format: the split into chunks decides which random word goes where
+
+# centre and half width of the uniform distribution of a vector's elements
+_VECTORS = {
+    "attn_q_norm": (1.3, 0.2),  # attention peaked enough that one lost position shows
+    "attn_k_norm": (1.3, 0.2),
+    "ssm_dt": (-2.5, 2.5),  # memory of a few to a few hundred tokens
+    "ssm_a": (-0.55, 0.5),
+}
+_NORM = (1.0, 0.25)
+# factor on the deviation of 1 / sqrt(n_in)
+_GAINS = {
+    "attn_output": 2.0,  # gated averages over positions come out small
+    "ssm_conv1d": 1.15,
+}
+
+
+def tensor_chunks(spec: ModelSpec, tensor: PlannedTensor, groups: Groups) -> Iterator[Bytes]:
+    """Yield the bytes of `tensor` in file order, a few MB at a time."""
+    stream = RandomStream(spec.seed, tensor.name)
+    if len(tensor.shape) == 1:
+        yield encode_floats("F32", _vector(spec, tensor, stream))
+        return
+    n_chunk_rows = max(1, _N_CHUNK_WEIGHTS // tensor.shape[0])
+    for first in range(0, tensor.n_rows, n_chunk_rows):
+        ids = np.arange(first, min(first + n_chunk_rows, tensor.n_rows))
+        if tensor.name == "token_embd.weight":
+            yield embedding_rows(spec, groups, ids, stream)
+        elif tensor.name == "output.weight":
+            yield output_rows(spec, groups, ids, stream)
+        else:
+            yield _matrix_rows(tensor, stream, len(ids))
+
+
+def _matrix_rows(tensor: PlannedTensor, stream: RandomStream, n_rows: int) -> Bytes:
+    n_in = tensor.shape[0]
+    sigma = _GAINS.get(_stem(tensor.name), 1.0) / math.sqrt(n_in)
+    return random_rows(tensor.type, stream, n_rows, n_in, sigma)
+
+
+def _vector(spec: ModelSpec, tensor: PlannedTensor, stream: RandomStream) -> NDArray[np.float32]:
+    centre, half_width = _VECTORS.get(_stem(tensor.name), _NORM)
+    n = tensor.shape[0]
+    values = np.float32(centre) + np.float32(half_width) * stream.symmetric(n)
+    if spec.tied_output and tensor.name == "output_norm.weight":
+        is_negative = stream.bytes((n // 2,)) >= 128
+        values[n // 2 :] *= np.where(is_negative, np.float32(-1), np.float32(1))
+    return values
+
+
+def _stem(name: str) -> str:
+    """Return the tensor's own name: `blk.3.ffn_down.weight` -> `ffn_down`."""
+    return name.removeprefix("blk.").lstrip("0123456789.").removesuffix(".weight").removesuffix(".bias")

@@ -1,0 +1,217 @@
+"""Load a model on a backend, run a prompt, generate greedily."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from engine.errors import RequestError
+from engine.gguf.reader import ModelFile, open_model
+from engine.model.config import ModelConfig
+from engine.model.forward import forward
+from engine.model.state import DecodeState, new_state
+from engine.model.weights import LoadProgress, Weights, load_weights
+from engine.ops import Ops
+from engine.reference.ops import NumpyOps
+
+PrefillMode = Literal["layer_major", "token_major"]
+PREFILL_PACK = 4
+"""Tokens per pack of a layer-major prefill."""
+BACKENDS = ("numpy",)
+
+
+def token_ids_le64_sha256(ids: Sequence[int]) -> str:
+    """Return the SHA256 of the ids written one after the other as little-endian 64-bit integers."""
+    return hashlib.sha256(np.asarray(ids, dtype="<i8").tobytes()).hexdigest()
+
+
+def logits_le32_sha256(logits: NDArray[np.float32]) -> str:
+    """Return the SHA256 of the logits written as little-endian binary32."""
+    return hashlib.sha256(np.ascontiguousarray(logits, dtype="<f4").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One greedy run: what was asked, what came out, how long each part took.
+
+    final_logits (n_vocab) f32 are those after the last prompt token, from which the first id was taken. logits
+    (n_generated, n_vocab) f32 has the row behind every generated id when `keep_logits` was set.
+    """
+
+    prompt_token_ids: list[int]
+    generated_token_ids: list[int]
+    final_logits: NDArray[np.float32]
+    prefill_time_ns: int
+    step_time_ns: list[int]
+    logits: NDArray[np.float32] | None = field(default=None, repr=False)
+
+    @property
+    def generated_token_ids_le64_sha256(self) -> str:
+        """Hash of the generated ids."""
+        return token_ids_le64_sha256(self.generated_token_ids)
+
+    @property
+    def final_logits_le32_sha256(self) -> str:
+        """Hash of the logits after the last prompt token."""
+        return logits_le32_sha256(self.final_logits)
+
+    @property
+    def final_greedy_token_id(self) -> int:
+        """The id chosen after the last prompt token, lowest on a tie."""
+        return int(np.argmax(self.final_logits))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model ready to run; holds no sequence state, so runs are independent of each other."""
+
+    model: ModelFile
+    config: ModelConfig
+    ops: Ops
+    weights: Weights
+    n_ctx: int
+    load_time_ns: int
+
+    def prefill(
+        self, prompt_ids: Sequence[int], mode: PrefillMode = "layer_major"
+    ) -> tuple[DecodeState, NDArray[np.float32]]:
+        """Run the prompt from an empty state; return the state and the logits (n_vocab) f32 after its end."""
+        self._check_ids(prompt_ids)
+        self._check_room(len(prompt_ids), 0)
+        state = new_state(self.config, self.ops, self.n_ctx)
+        with threadpool_limits(limits=1, user_api="blas"):
+            if mode == "layer_major":
+                logits = forward(self.ops, self.weights, state, prompt_ids, pack=PREFILL_PACK)
+            else:
+                for token in prompt_ids:
+                    logits = forward(self.ops, self.weights, state, [token])
+        return state, self.ops.to_host(logits)[-1]
+
+    def decode(self, state: DecodeState, token: int) -> tuple[int, NDArray[np.float32]]:
+        """Append one token to `state`; return the next greedy id and the logits (n_vocab) f32 behind it."""
+        with threadpool_limits(limits=1, user_api="blas"):
+            logits = forward(self.ops, self.weights, state, [token])
+            return self.ops.argmax(logits), self.ops.to_host(logits)[-1]
+
+    def run(
+        self,
+        prompt_ids: Sequence[int],
+        n_predict: int,
+        *,
+        prefill: PrefillMode = "layer_major",
+        end_ids: frozenset[int] = frozenset(),
+        force_ids: Sequence[int] | None = None,
+        keep_logits: bool = False,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Generation:
+        """Generate up to `n_predict` ids greedily after `prompt_ids` and return what happened.
+
+        Stops after an id of `end_ids` (empty: never). `force_ids` (teacher forcing) are fed in place of the
+        ids chosen; the chosen ones are still those returned. Raises RequestError before any work when the
+        prompt is empty, an id is out of range, or the context is too small.
+        """
+        self._check_request(prompt_ids, n_predict, force_ids)
+        start = time.perf_counter_ns()
+        state, final_logits = self.prefill(prompt_ids, prefill)
+        prefill_time_ns = time.perf_counter_ns() - start
+        ids: list[int] = []
+        kept: list[NDArray[np.float32]] = []
+        step_time_ns: list[int] = []
+        token, logits = self.ops.argmax(final_logits[None]), final_logits
+        while True:
+            ids.append(token)
+            if keep_logits:
+                kept.append(logits)
+            if on_token:
+                on_token(token)
+            if len(ids) == n_predict or token in end_ids:
+                break
+            start = time.perf_counter_ns()
+            token, logits = self.decode(state, force_ids[len(ids) - 1] if force_ids else token)
+            step_time_ns.append(time.perf_counter_ns() - start)
+        stacked = np.stack(kept) if keep_logits else None
+        return Generation(list(prompt_ids), ids, final_logits, prefill_time_ns, step_time_ns, stacked)
+
+    def _check_request(
+        self, prompt_ids: Sequence[int], n_predict: int, force_ids: Sequence[int] | None
+    ) -> None:
+        if n_predict < 1:
+            raise RequestError(f"-n is {n_predict}, expected at least 1")
+        self._check_ids(prompt_ids)
+        self._check_room(len(prompt_ids), n_predict - 1)
+        if force_ids is not None:
+            self._check_ids(force_ids)
+            if len(force_ids) < n_predict - 1:
+                raise RequestError(f"{len(force_ids)} forced ids for {n_predict} tokens, expected {n_predict - 1}")
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt has no tokens, expected at least 1")
+        n_vocab = self.config.n_vocab
+        for position, token in enumerate(ids):
+            if not 0 <= token < n_vocab:
+                raise RequestError(f"token id {token} at position {position} is not in 0..{n_vocab - 1}")
+
+    def _check_room(self, n_prompt: int, n_decode: int) -> None:
+        if n_prompt + n_decode > self.n_ctx:
+            raise RequestError(
+                f"{n_prompt} prompt tokens and {n_decode} decode steps need -c {n_prompt + n_decode}, "
+                f"the context has {self.n_ctx}"
+            )
+
+
+OpsWrapper = Callable[[Ops], Ops]
+
+
+def load_engine(
+    model: Path | ModelFile,
+    *,
+    n_ctx: int,
+    backend: str = "numpy",
+    n_threads: int | None = None,
+    wrap_ops: OpsWrapper | None = None,
+    progress: LoadProgress | None = None,
+) -> Engine:
+    """Open `model` (a path or an open file) on `backend` with room for `n_ctx` positions.
+
+    n_threads defaults to the physical cores; results do not depend on it. `wrap_ops` may put a wrapper around
+    the backend's ops. Raises ModelFileError or RequestError.
+    """
+    if n_ctx < 1:
+        raise RequestError(f"-c is {n_ctx}, expected at least 1")
+    if backend not in BACKENDS:
+        raise RequestError(f"--backend is {backend!r}, expected one of: {', '.join(BACKENDS)}")
+    start = time.perf_counter_ns()
+    file = model if isinstance(model, ModelFile) else open_model(model)
+    config = ModelConfig.from_model(file)
+    ops: Ops = NumpyOps(config, n_threads or psutil.cpu_count(logical=False) or 1)
+    if wrap_ops:
+        ops = wrap_ops(ops)
+    weights = load_weights(file, config, ops, progress or (lambda n_bytes: None))
+    return Engine(file, config, ops, weights, n_ctx, time.perf_counter_ns() - start)
+
+
+def stream_text(pieces: Iterator[bytes]) -> Iterator[str]:
+    """Join the bytes of tokens into text, holding back a character until its last byte has come.
+
+    Bytes that are no UTF-8 come out as U+FFFD.
+    """
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        text = decoder.decode(piece)
+        if text:
+            yield text
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        yield rest

@@ -1,0 +1,1 @@
+"""GGUF files: checked directory, byte inventory, trunk-only copy and tokenizer."""

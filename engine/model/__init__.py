@@ -1,0 +1,1 @@
+"""Model configuration, weights, state and the one forward pass."""

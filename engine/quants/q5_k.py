@@ -1,0 +1,29 @@
+"""Q5_K: 256 weights in 176 bytes, 5-bit values with a 6-bit scale and minimum per 32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.quants.planes import QK_K, SUB_BLOCKS, QuantPlanes, half, nibbles, scale_min_k4
+
+BLOCK = np.dtype(
+    [("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qh", "u1", QK_K // 8), ("qs", "u1", QK_K // 2)]
+)
+
+
+def unpack(blocks: NDArray[Any]) -> QuantPlanes:
+    """Take blocks (n_rows, n / 256) of dtype BLOCK apart; q is 0..31. Bit s of qh[k] tops weight 32 s + k."""
+    n_rows = blocks.shape[0]
+    scale, minimum = scale_min_k4(blocks["scales"])
+    low = nibbles(blocks["qs"], run=32).reshape(*blocks.shape, SUB_BLOCKS, 32)
+    shifts = np.arange(SUB_BLOCKS, dtype=np.uint8)[:, None]
+    high = (blocks["qh"][..., None, :] >> shifts) & np.uint8(1)
+    q = (low | (high << np.uint8(4))).view(np.int8)
+    return QuantPlanes(
+        q.reshape(n_rows, -1),
+        (half(blocks["d"]) * scale).reshape(n_rows, -1),
+        (half(blocks["dmin"]) * minimum).reshape(n_rows, -1),
+    )

@@ -1,0 +1,1 @@
+"""The NumPy backend: the golden model of the numerics contract."""
