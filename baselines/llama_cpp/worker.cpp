@@ -36,7 +36,7 @@ using ids_t = std::vector<llama_token>;
 
 struct Args {
     std::string model, out, prompt_ids, force_ids, logits_out, tokenize, override_tensor;
-    std::string flash_attn = "on", type_k = "f16", type_v = "f16", prefill = "batched";
+    std::string flash_attn = "on", type_k = "f16", type_v = "f16", prefill = "batched", split_mode = "layer";
     int  n_ctx = 512, n_batch = 512, n_ubatch = 512, n_threads = 1, n_gpu_layers = 0, n_predict = 1;
     bool warmup = false, repack = true, add_special = true, parse_special = true;
 };
@@ -52,7 +52,7 @@ static int to_int(const std::string & flag, const std::string & text) {
 static Args parse_args(int argc, char ** argv) {
     Args a;
     const std::map<std::string, std::string *> strings = {
-        {"-m", &a.model}, {"-ot", &a.override_tensor}, {"-fa", &a.flash_attn}, {"-ctk", &a.type_k}, {"-ctv", &a.type_v},
+        {"-m", &a.model}, {"-ot", &a.override_tensor}, {"-sm", &a.split_mode}, {"-fa", &a.flash_attn}, {"-ctk", &a.type_k}, {"-ctv", &a.type_v},
         {"--prompt-ids", &a.prompt_ids}, {"--force-ids", &a.force_ids}, {"--prefill", &a.prefill}, {"--out", &a.out},
         {"--logits-out", &a.logits_out}, {"--tokenize", &a.tokenize}};
     const std::map<std::string, int *> ints = {
@@ -82,6 +82,12 @@ static llama_flash_attn_type flash_attn_type(const std::string & name) {
     if (name == "off")  return LLAMA_FLASH_ATTN_TYPE_DISABLED;
     if (name == "auto") return LLAMA_FLASH_ATTN_TYPE_AUTO;
     throw std::invalid_argument("-fa: '" + name + "' is not on, off or auto");
+}
+
+static llama_split_mode split_mode(const std::string & name) {
+    if (name == "none")  return LLAMA_SPLIT_MODE_NONE;
+    if (name == "layer") return LLAMA_SPLIT_MODE_LAYER;
+    throw std::invalid_argument("-sm: '" + name + "' is not none or layer");
 }
 
 static ggml_type cache_type(const std::string & flag, const std::string & name) {
@@ -283,6 +289,7 @@ static json run(const Args & a) {
     const auto override_list = overrides(a.override_tensor, patterns);
     llama_model_params p = llama_model_default_params();
     p.n_gpu_layers = a.n_gpu_layers;
+    p.split_mode = split_mode(a.split_mode);
     p.use_extra_bufts = a.repack;
     p.vocab_only = !a.tokenize.empty();
     if (override_list.size() > 1) p.tensor_buft_overrides = override_list.data();

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 
 N_LAYER, N_EMBD, N_FF, N_VOCAB = 4, 64, 128, 320
 N_HEAD, N_HEAD_KV, HEAD_DIM = 2, 1, 32
@@ -109,10 +110,11 @@ def _recurrent_shapes() -> dict[str, tuple[int, ...]]:
     }
 
 
-def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Draw f32 values of a size that keeps every layer's output near one."""
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
     if name.endswith("ssm_a"):
         return np.full(shape, -0.5, np.float32)
-    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+    scale = np.float32(shape[-1] ** -0.5)
+    return np.asarray(rng.standard_normal(shape, np.float32) * scale, np.float32)

@@ -48,7 +48,9 @@ def make_model(
     """
     if kind not in PRESETS:
         raise ValueError(f"no fixture model named {kind!r}, expected one of {', '.join(PRESETS)}")
-    spec = PRESETS[kind] if seed is None else replace(PRESETS[kind], seed=seed)
+    spec = PRESETS[kind]
+    if seed not in (None, spec.seed):
+        spec = replace(spec, seed=seed, redraws=())  # redraws fit the preset's own seed only
     return write_model(spec, out, sparse=sparse, progress=progress)
 
 

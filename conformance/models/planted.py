@@ -7,7 +7,8 @@ sign vector, their code, with code +-1 per dimension:
     output row of id u      = code of u's own group + a row of u's own
 
 The next group is then certain, and which member of it wins depends on what all layers added to x. Groups form a
-ring; member k of a group leads k + 1 groups on, so 129 tokens never meet the same group twice.
+ring; member k of a group leads k + 1 groups on, so 129 tokens never meet the same group twice. A group on the way
+of a scenario can be given other rows of its own (`ModelSpec.redraws`), for a wider margin at that step.
 
 With tied output the two matrices are one. Codes then fill the first half of the dimensions and the rows of their
 own the second half, a token leads to its own group, and output_norm (weights.py) has random signs in the second
@@ -81,9 +82,18 @@ def output_rows(spec: ModelSpec, groups: Groups, ids: NDArray[np.int64], stream:
     """
     signs = groups.signs(groups.group_of[ids])
     n_levels = _n_levels(spec.output_type)
-    levels = signs * np.uint8(n_levels // 2) + (stream.bytes(signs.shape) & np.uint8(n_levels // 2 - 1))
+    own = stream.bytes(signs.shape)
+    draws = dict(spec.redraws)
+    for row in np.flatnonzero(np.isin(groups.group_of[ids], list(draws))).tolist():
+        own[row] = redrawn_bytes(spec, int(ids[row]), draws[int(groups.group_of[ids[row]])])
+    levels = signs * np.uint8(n_levels // 2) + (own & np.uint8(n_levels // 2 - 1))
     levels[groups.group_of[ids] < 0] = n_levels // 2
     return _encode(spec.output_type, levels, 2 / math.sqrt(spec.n_embd), RandomStream(spec.seed, "output scales"))
+
+
+def redrawn_bytes(spec: ModelSpec, token_id: int, draw: int) -> Bytes:
+    """Return draw number `draw` of the (n_embd,) random bytes behind the own row of one id."""
+    return RandomStream(spec.seed, f"output row {token_id}, draw {draw}").bytes((spec.n_embd,))
 
 
 def _n_levels(type_name: str) -> int:

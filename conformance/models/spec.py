@@ -34,8 +34,9 @@ class ModelSpec:
     """Describe one fixture of architecture `qwen35` completely; the file is a function of this and nothing else.
 
     Hyperparameters carry GGUF's names; `n_layer` is the trunk without an MTP block. `group_size` ids share one
-    code (see planted.py); `seed` drives the weights, `prompt_seed` the prompt. Raises ValueError from
-    `__post_init__` when the shape is not one llama.cpp and the block formats can hold.
+    code (see planted.py); `seed` drives the weights, `prompt_seed` the prompt. `redraws` are (group, draw) pairs:
+    groups whose output rows are taken from another draw (see settle.py). Raises ValueError from `__post_init__`
+    when the shape is not one llama.cpp and the block formats can hold.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ModelSpec:
     token_embd_type: str = "Q4_K"
     output_type: str = "Q6_K"
     rules: tuple[TypeRule, ...] = ()
+    redraws: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         _require(self.n_head % self.n_head_kv == 0, "n_head must be a multiple of n_head_kv")

@@ -78,7 +78,7 @@ def build_vocabulary(n_vocab: int) -> Vocabulary:
     """Build the vocabulary of n_vocab ids (at least 512)."""
     alphabet = byte_alphabet()
     n_merges = min(_MAX_MERGES, (n_vocab - 256 - len(CONTROL_TOKENS) - _N_UNUSED) // 2)
-    merges = learn_merges(n_merges)
+    merges = learn_merges()[:n_merges]
     tokens = [*alphabet.values(), *("".join(pair) for pair in merges)]
     n_filler = n_vocab - len(tokens) - len(CONTROL_TOKENS) - _N_UNUSED
     tokens += _invented_words(n_filler, set(tokens), alphabet[0x20])
@@ -87,30 +87,36 @@ def build_vocabulary(n_vocab: int) -> Vocabulary:
     tokens += [f"[PAD{number}]" for number in range(len(tokens), n_vocab)]
     types = [TokenType.NORMAL] * n_normal + [TokenType.CONTROL] * len(CONTROL_TOKENS)
     types += [TokenType.UNUSED] * (n_vocab - len(types))
-    speakable = [number for number in range(n_normal) if _is_printable_text(tokens[number], alphabet)]
+    to_byte = {character: byte for byte, character in alphabet.items()}
+    speakable = [number for number in range(n_normal) if _is_printable_text(tokens[number], to_byte)]
     return Vocabulary(tokens, types, [" ".join(pair) for pair in merges], speakable)
 
 
 @cache
-def learn_merges(n_merges: int) -> list[tuple[str, str]]:
-    """Learn at most n_merges byte pairs from the word list; ties go to the pair that sorts first.
+def learn_merges() -> list[tuple[str, str]]:
+    """Learn byte pairs from the word list, most frequent first; ties go to the pair that sorts first.
 
-    A merge whose result is already a token is skipped: every id must have a text of its own.
+    Pairs that spell a token which exists already are passed over: every id has a text of its own.
     """
     alphabet = byte_alphabet()
     words = [[alphabet[byte] for byte in text.encode()] for word in _WORDS.split() for text in (word, " " + word)]
+    taken = set(alphabet.values())
     merges: list[tuple[str, str]] = []
-    while len(merges) < n_merges:
+    while len(merges) < _MAX_MERGES:
         counts = Counter(pair for word in words for pair in zip(word, word[1:], strict=False))
-        if not counts:
+        fresh = [pair for pair in counts if pair[0] + pair[1] not in taken]
+        if not fresh:
             break
-        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        best = min(fresh, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
+        taken.add(best[0] + best[1])
         words = [_apply_merge(word, best) for word in words]
     return merges
 
 
 def _apply_merge(word: list[str], pair: tuple[str, str]) -> list[str]:
+    if pair[0] not in word:
+        return word
     merged: list[str] = []
     for piece in word:
         if merged and (merged[-1], piece) == pair:
@@ -136,9 +142,8 @@ def _invented_words(n: int, taken: set[str], space: str) -> list[str]:
     return words
 
 
-def _is_printable_text(token: str, alphabet: dict[int, str]) -> bool:
+def _is_printable_text(token: str, to_byte: dict[str, int]) -> bool:
     """Return whether the token's bytes are whole UTF-8 characters without control characters."""
-    to_byte = {character: byte for byte, character in alphabet.items()}
     try:
         text = bytes(to_byte[character] for character in token).decode()
     except UnicodeDecodeError:

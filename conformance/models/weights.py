@@ -21,15 +21,16 @@ _N_CHUNK_WEIGHTS = 1 << 20  # part of the format: the split into chunks decides 
 
 # centre and half width of the uniform distribution of a vector's elements
 _VECTORS = {
-    "attn_q_norm": (1.3, 0.2),  # attention peaked enough that one lost position shows
-    "attn_k_norm": (1.3, 0.2),
     "ssm_dt": (-2.5, 2.5),  # memory of a few to a few hundred tokens
     "ssm_a": (-0.55, 0.5),
 }
 _NORM = (1.0, 0.25)
+# Rotated dims weigh more in q and k: scores get a deviation of about 2, so that attention picks a few positions and
+# forgetting one or rotating too far shows in the tokens.
+_ROTATED_NORM = 2.0
 # factor on the deviation of 1 / sqrt(n_in)
 _GAINS = {
-    "attn_output": 2.0,  # gated averages over positions come out small
+    "attn_output": 4.0,  # gated averages over positions come out small, and few layers attend
     "ssm_conv1d": 1.15,
 }
 
@@ -58,9 +59,12 @@ def _matrix_rows(tensor: PlannedTensor, stream: RandomStream, n_rows: int) -> By
 
 
 def _vector(spec: ModelSpec, tensor: PlannedTensor, stream: RandomStream) -> NDArray[np.float32]:
-    centre, half_width = _VECTORS.get(_stem(tensor.name), _NORM)
+    stem = _stem(tensor.name)
+    centre, half_width = _VECTORS.get(stem, _NORM)
     n = tensor.shape[0]
     values = np.float32(centre) + np.float32(half_width) * stream.symmetric(n)
+    if stem in ("attn_q_norm", "attn_k_norm"):
+        values[: spec.n_rot] *= np.float32(_ROTATED_NORM)
     if spec.tied_output and tensor.name == "output_norm.weight":
         is_negative = stream.bytes((n // 2,)) >= 128
         values[n // 2 :] *= np.where(is_negative, np.float32(-1), np.float32(1))

@@ -63,6 +63,13 @@ class TensorInfo:
         """Number of weights."""
         return math.prod(self.shape)
 
+    @property
+    def block(self) -> int | None:
+        """N for a tensor named `blk.N.…`, None for any other."""
+        prefix, _, rest = self.name.partition(".")
+        number = rest.partition(".")[0]
+        return int(number) if prefix == "blk" and number.isascii() and number.isdigit() else None
+
 
 class Metadata(Mapping[str, Any]):
     """The file's key-value pairs, each decoded only when it is asked for.
@@ -82,8 +89,11 @@ class Metadata(Mapping[str, Any]):
         if entry.types[0] != GGUFValueType.ARRAY:
             return payload.tolist()[0]
         if entry.types[1] == GGUFValueType.STRING:
-            return list(_strings(payload.tobytes()))
+            return _strings(payload.tobytes())
         return payload.tolist()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._fields  # the inherited method would decode the value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -146,6 +156,15 @@ class ModelFile:
         """Return the value of `key`, or `default` if missing; raises ModelFileError if not of `kind`."""
         return self._of_kind(key, kind) if key in self.metadata else default
 
+    def require_array(self, key: str, kind: type[T]) -> list[T]:
+        """Return the array `key`, all of whose entries are of `kind`; raises ModelFileError otherwise."""
+        values = self.require(key, list)
+        if any(type(value) is not kind for value in values[:1]):  # GGUF arrays have one type throughout
+            raise self.error(f"key {key} is an array of {values[0]!r} and the like, not of {kind.__name__}")
+        if kind is str and not _is_utf8(values):
+            raise self.error(f"key {key} has an entry that is not UTF-8")
+        return values
+
     def error(self, problem: str) -> ModelFileError:
         """Build the error that reports `problem` about this file."""
         return ModelFileError(f"{self.name}: {problem}")
@@ -176,7 +195,7 @@ def open_model(path: str | Path) -> ModelFile:
     metadata = Metadata({key: entry for key, entry in header.fields.items() if not key.startswith("GGUF.")})
     view = np.asarray(header.data)
     model = ModelFile(path, n_bytes, int(header.alignment), metadata, header.directory, view)
-    _check_extents(model, header.data_offset)
+    _check_extents(model, int(header.data_offset))
     n_parts = model.optional("split.count", int, 1)
     if n_parts > 1:
         raise model.error(f"key split.count is {n_parts}, expected a single file: join the parts first")
@@ -253,7 +272,7 @@ class _Header(GGUFReader):
         for entry in fields:
             if entry.name in self.directory:
                 raise _HeaderError(f"tensor {entry.name} occurs twice in the directory")
-            self.directory[entry.name] = _tensor_info(entry, start_offs)
+            self.directory[entry.name] = _tensor_info(entry, int(start_offs))
 
 
 def _check_start(path: Path) -> int:
@@ -274,9 +293,7 @@ def _check_start(path: Path) -> int:
     if version not in _VERSIONS:
         raise ModelFileError(f"{path.name}: GGUF version {version}, expected 2 or 3")
     if n_tensors + n_kv > n_bytes:
-        raise ModelFileError(
-            f"{path.name}: {n_tensors} tensors and {n_kv} keys cannot fit into {n_bytes} bytes"
-        )
+        raise ModelFileError(f"{path.name}: {n_tensors} tensors and {n_kv} keys cannot fit into {n_bytes} bytes")
     return n_bytes
 
 
@@ -295,9 +312,7 @@ def _tensor_info(entry: ReaderField, data_start: int) -> TensorInfo:
         raise _HeaderError(f"tensor {entry.name} has shape {list(shape)}, expected 1 to 4 positive sizes")
     block, block_n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     if shape[0] % block:
-        raise _HeaderError(
-            f"tensor {entry.name} ({type_name}) has rows of {shape[0]}, not a multiple of {block}"
-        )
+        raise _HeaderError(f"tensor {entry.name} ({type_name}) has rows of {shape[0]}, not a multiple of {block}")
     n_bytes = math.prod(shape) // block * block_n_bytes
     return TensorInfo(entry.name, shape, type_name, data_start + int(offset[0]), n_bytes)
 
@@ -316,14 +331,23 @@ def _check_extents(model: ModelFile, data_start: int) -> None:
             raise model.error(f"truncated: tensor {info.name} {found}: {missing} bytes are missing")
 
 
+def _is_utf8(texts: list[str]) -> bool:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _strings(data: bytes) -> Iterator[str]:
-    """Yield the strings of a GGUF string array from its payload (u64 length and bytes, repeated)."""
-    read, start, n_bytes = struct.Struct("<Q").unpack_from, 0, len(data)
-    while start < n_bytes:
+def _strings(data: bytes) -> list[str]:
+    """Decode the payload of a GGUF string array: a u64 length and the bytes, repeated."""
+    read, start, texts = struct.Struct("<Q").unpack_from, 0, []
+    while start < len(data):
         end = start + 8 + read(data, start)[0]
-        yield _text(data[start + 8 : end])
+        texts.append(data[start + 8 : end].decode("utf-8", "surrogateescape"))
         start = end
+    return texts

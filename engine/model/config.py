@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from engine.errors import ModelFileError
 from engine.gguf.reader import ModelFile, TensorInfo
 
-__all__ = ["ARCHITECTURE", "ModelConfig", "block_index", "check_tensors", "expected_tensors"]
+__all__ = ["ARCHITECTURE", "ModelConfig", "check_tensors", "expected_tensors"]
 
 ARCHITECTURE = "qwen35"
 
 _DEFAULT_ROPE_FREQ_BASE = 10000.0
 _DEFAULT_FULL_ATTENTION_INTERVAL = 4
+_N_ROPE_SECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,6 @@ class ModelConfig:
         return 2 * self.key_dim + self.value_dim
 
 
-def block_index(tensor_name: str) -> int | None:
-    """Return N for a tensor named `blk.N.…`, None for any other name."""
-    prefix, _, rest = tensor_name.partition(".")
-    number = rest.partition(".")[0]
-    return int(number) if prefix == "blk" and number.isascii() and number.isdigit() else None
-
-
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return name -> shape (GGUF order) of every tensor the forward pass reads."""
     shapes: dict[str, tuple[int, ...]] = {
@@ -171,11 +165,9 @@ def check_tensors(model: ModelFile, config: ModelConfig) -> None:
             raise model.error(f"tensor {name} has shape {list(info.shape)}, expected {list(shape)}")
         if _needs_f32(info) and info.type != "F32":
             raise model.error(f"tensor {name} has type {info.type}, expected F32")
-    for name in model.tensors:
-        if name not in expected and not _is_nextn(name, config):
-            raise model.error(
-                f"tensor {name} is unknown in a {ARCHITECTURE} model of {config.n_layer} layers"
-            )
+    for name, info in model.tensors.items():
+        if name not in expected and not _is_nextn(info, config):
+            raise model.error(f"tensor {name} is unknown in a {ARCHITECTURE} model of {config.n_layer} layers")
 
 
 class _Keys:
@@ -208,19 +200,16 @@ class _Keys:
         return value
 
     def per_layer(self, key: str, layers: range, n_block: int, default: int | None = None) -> int:
-        """Return a key that may be one value or an array over all blocks whose entries for `layers` agree."""
-        values = self.model.metadata.get(self.full(key))
-        if not isinstance(values, list):
+        """Return a key that is one value, or an array over all blocks whose entries for `layers` agree."""
+        if self.model.metadata.array_length(self.full(key)) is None:
             return self.positive(key, default)
+        values = self.model.require_array(self.full(key), int)
         if len(values) != n_block:
             raise self.wrong(key, f"an array of {len(values)}", f"{n_block} entries, one a block")
-        chosen = {values[il] for il in layers}
-        if len(chosen) != 1:
-            raise self.wrong(key, f"{sorted(chosen)} over layers {list(layers)}", "the same value in each")
-        value = chosen.pop()
-        if not isinstance(value, int) or value < 1:
-            raise self.wrong(key, value, "at least 1")
-        return value
+        chosen = sorted({values[il] for il in layers})
+        if len(chosen) > 1 or chosen[0] < 1:
+            raise self.wrong(key, f"{chosen} over its layers", "one value of at least 1 in all of them")
+        return chosen[0]
 
     def full(self, key: str) -> str:
         return f"{ARCHITECTURE}.{key}"
@@ -243,12 +232,14 @@ def _n_vocab(model: ModelFile) -> int:
 def _rope_sections(keys: _Keys) -> tuple[int, int, int, int]:
     """Read the four section sizes; like llama.cpp, a single number stands for four equal ones."""
     key = "rope.dimension_sections"
-    value = keys.model.metadata.get(keys.full(key))
-    sections = [value] * 4 if isinstance(value, int) else keys.model.require(keys.full(key), list)
-    match sections:
-        case [int(t), int(h), int(w), int(e)] if min(sections) >= 0 and max(t, h, w) > 0:
-            return t, h, w, e
-    raise keys.wrong(key, sections, "4 sizes, at least one of the first three positive")
+    if keys.model.metadata.array_length(keys.full(key)) is None:
+        sections = [keys.count(key)] * _N_ROPE_SECTIONS
+    else:
+        sections = keys.model.require_array(keys.full(key), int)
+    if len(sections) != _N_ROPE_SECTIONS or min(sections) < 0 or max(sections[:3]) == 0:
+        raise keys.wrong(key, sections, "4 sizes, at least one of the first three positive")
+    time, height, width, extra = sections
+    return time, height, width, extra
 
 
 def _check_relations(keys: _Keys, config: ModelConfig) -> None:
@@ -332,6 +323,5 @@ def _needs_f32(info: TensorInfo) -> bool:
     return len(_trimmed(info.shape)) == 1 or info.name.endswith("ssm_conv1d.weight")
 
 
-def _is_nextn(name: str, config: ModelConfig) -> bool:
-    index = block_index(name)
-    return index is not None and config.n_layer <= index < config.n_layer + config.n_layer_nextn
+def _is_nextn(info: TensorInfo, config: ModelConfig) -> bool:
+    return info.block is not None and config.n_layer <= info.block < config.n_layer + config.n_layer_nextn

@@ -19,17 +19,15 @@ def forward(ops: Ops, weights: Weights, state: DecodeState, tokens: Sequence[int
     weights are read once per pack. The result has the same bits for every `pack`, and when the tokens come in
     several calls. `state` advances by len(tokens) positions.
     """
-    positions = range(state.n_past, state.n_past + len(tokens))
-    packs = [positions[i : i + pack] for i in range(0, len(positions), pack)]
-    table = weights.token_embd
-    hidden = [
-        ops.get_rows(table.type_name, table.rows, [tokens[p - state.n_past] for p in pack_positions])
-        for pack_positions in packs
-    ]
+    table, first = weights.token_embd, state.n_past
+    x = ops.embed(table.type_name, table.rows, tokens, first)
+    packs = [range(i, min(i + pack, len(tokens))) for i in range(0, len(tokens), pack)]
+    hidden = [x[p.start : p.stop] for p in packs]
     for il, layer in enumerate(weights.layers):
         ops.begin_layer(il)
-        for i, pack_positions in enumerate(packs):
-            hidden[i] = transformer_block(ops, layer, state.layers[il], hidden[i], pack_positions)
+        for i, p in enumerate(packs):
+            positions = range(first + p.start, first + p.stop)
+            hidden[i] = transformer_block(ops, layer, state.layers[il], hidden[i], positions)
     state.n_past += len(tokens)
     h = ops.rms_norm(hidden[-1][-1:], weights.output_norm)
     return ops.head(weights.output, h)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.gguf.reader import ModelFile
-from engine.model.config import ModelConfig, check_tensors
+from engine.model.config import ModelConfig, check_tensors, expected_tensors
 from engine.ops import Array, Matrix, Ops
 
 LoadProgress = Callable[[int], None]
@@ -73,6 +73,12 @@ class Weights:
     layers: tuple[RecurrentLayer | AttentionLayer, ...]
     output_norm: Array  # (n_embd)
     output: Matrix  # n_embd -> n_vocab
+
+
+def loaded_n_bytes(model: ModelFile, config: ModelConfig) -> int:
+    """Return the bytes that `load_weights` will report as loaded: the trunk, the embedding table only if tied."""
+    names = set(expected_tensors(config)) - (set() if config.tied_output else {"token_embd.weight"})
+    return sum(model.tensor(name).n_bytes for name in names)
 
 
 class _Loader:
@@ -139,9 +145,7 @@ def load_weights(model: ModelFile, config: ModelConfig, ops: Ops, progress: Load
         loader.recurrent(f"blk.{il}") if config.is_recurrent(il) else loader.attention(f"blk.{il}")
         for il in range(config.n_layer)
     )
-    return Weights(
-        token_embd=HostTable(embedding.type, model.raw(embedding.name)),
-        layers=layers,
-        output_norm=loader.vector("output_norm.weight"),
-        output=loader.matrix(embedding.name if config.tied_output else "output.weight"),
-    )
+    output = loader.matrix(embedding.name if config.tied_output else "output.weight")
+    output_norm = loader.vector("output_norm.weight")
+    ops.end_loading()
+    return Weights(HostTable(embedding.type, model.raw(embedding.name)), layers, output_norm, output)

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from engine.quants import floats, iq3_s, iq4_xs, q4_k, q5_k, q6_k, q8_0
 from engine.quants.planes import QK_K, QuantPlanes
 
-__all__ = ["FLOAT_FORMATS", "QK_K", "QUANT_FORMATS", "QuantFormat", "QuantPlanes", "dequantize", "is_quantized"]
+__all__ = [
+    "FLOAT_FORMATS",
+    "QK_K",
+    "QUANT_FORMATS",
+    "QuantFormat",
+    "QuantPlanes",
+    "dequantize",
+    "is_quantized",
+]
 
 
 @dataclass(frozen=True)

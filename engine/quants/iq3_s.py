@@ -22,7 +22,7 @@ BLOCK = np.dtype(
 
 
 def _grid() -> NDArray[np.int8]:
-    gguf.quants.IQ3_S.init_grid()
+    gguf.quants.IQ3_S.init_grid()  # type: ignore[no-untyped-call]
     return np.asarray(gguf.quants.IQ3_S.grid).reshape(512, 4).astype(np.int8)
 
 
@@ -37,6 +37,4 @@ def unpack(blocks: NDArray[Any]) -> QuantPlanes:
     magnitude = GRID[index].reshape(*blocks.shape, QK_K)
     sign = np.int8(1) - np.int8(2) * bits(blocks["signs"]).view(np.int8)
     scale = np.float32(1.0) + np.float32(2.0) * nibbles(blocks["scales"], run=1).astype(np.float32)
-    return QuantPlanes(
-        (magnitude * sign).reshape(n_rows, -1), (half(blocks["d"]) * scale).reshape(n_rows, -1), None
-    )
+    return QuantPlanes((magnitude * sign).reshape(n_rows, -1), (half(blocks["d"]) * scale).reshape(n_rows, -1), None)

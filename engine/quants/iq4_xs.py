@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from engine.quants.planes import QK_K, SUB_BLOCKS, QuantPlanes, half, nibbles
 
-BLOCK = np.dtype(
-    [("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", QK_K // 64), ("qs", "u1", QK_K // 2)]
-)
+BLOCK = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", QK_K // 64), ("qs", "u1", QK_K // 2)])
 VALUES: NDArray[np.int8] = np.array(gguf.quants.IQ4_NL.kvalues, dtype=np.int8)
 """The 16 values of the table, from the gguf package."""
 

@@ -44,7 +44,7 @@ def key_head_of_value_head(n_k_heads: int, n_v_heads: int) -> list[int]:
 
 
 def delta_rule(q: F32, k: F32, v: F32, decay: F32, beta: F32, ssm_state: F32) -> F32:
-    """Advance `ssm_state` (n_v_heads, d value rows, d key columns) in place and return outputs (n_tokens, n_v_heads, d).
+    """Advance `ssm_state` (n_v_heads, d rows, d columns) in place; return the outputs (n_tokens, n_v_heads, d).
 
     q, k, v: (n_tokens, n_v_heads, d), q and k already repeated per value head; decay, beta: (n_tokens, n_v_heads).
     Per token: S = S decay; delta = (v - S k) beta; S = S + delta k^T; o = (S q) / sqrt(d).

@@ -48,16 +48,15 @@ class QuantMatrix:
     def columns(self, begin: int, end: int) -> QuantMatrix:
         """Return the part that computes outputs begin..end-1, as views."""
         minimum = None if self.minimum is None else self.minimum[:, begin:end]
-        return QuantMatrix(
-            self.n_in, end - begin, self.q[..., begin:end], self.scale[:, begin:end], minimum
-        )
+        return QuantMatrix(self.n_in, end - begin, self.q[..., begin:end], self.scale[:, begin:end], minimum)
 
     def apply(self, h: Activation) -> F32:
         """Return W h, (n_tokens, n_out) f32."""
-        assert h.q is not None and h.d is not None and h.total is not None
-        activations = h.q.transpose(1, 0, 2).astype(np.float32)
-        d = h.d.T[..., None]
-        totals = h.total.T[..., None].astype(np.float32)
+        if h.q8 is None:
+            raise ValueError(f"a quantised matrix needs rows of 32 n, not {h.x.shape[1]}")
+        activations = h.q8.q.transpose(1, 0, 2).astype(np.float32)
+        d = h.q8.d.T[..., None]
+        totals = h.q8.total.T[..., None].astype(np.float32)
         lanes = np.zeros((LANES_HEAD, h.x.shape[0], self.n_out), dtype=np.float32)
         for group in self._groups():
             term = np.matmul(activations[group], self.q[group].astype(np.float32))
@@ -137,14 +136,14 @@ def _row_slices(raw: NDArray[np.uint8]) -> Iterator[slice]:
 
 
 def _lane_steps(x: F32) -> F32:
-    """Return rows x (n_rows, n) zero-padded as (n_rows, n_steps, 4, 32): element k is at [k//128, k%4, k//4%32]."""
+    """Return rows x (n_rows, n), zero-padded, as (n_rows, n_steps, 4, 32 lanes)."""
     step = LANES_HEAD * ELEMENTS_PER_LANE_STEP
     padded = np.pad(x, [(0, 0), (0, -x.shape[1] % step)])
     return padded.reshape(x.shape[0], -1, LANES_HEAD, ELEMENTS_PER_LANE_STEP).transpose(0, 1, 3, 2)
 
 
 def apply(matrix: NumpyMatrix, h: Activation, threads: Executor, n_threads: int) -> F32:
-    """Return W h, (n_tokens, n_out) f32, the outputs split over `n_threads`; rows do not depend on the split."""
+    """Return W h, (n_tokens, n_out) f32; the rows are split over `n_threads`, which changes no bit."""
     if n_threads == 1 or matrix.n_in * matrix.n_out < _THREADED_N_WEIGHTS:
         return matrix.apply(h)
     bounds = [matrix.n_out * i // n_threads for i in range(n_threads + 1)]

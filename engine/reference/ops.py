@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
+from engine.decoder import EagerDecoder, Run
 from engine.errors import NonFiniteError
 from engine.numerics import F32, LANES_EMBD, LANES_HEAD, Activation
 from engine.ops import Hyperparameters, KVCache
@@ -22,7 +23,8 @@ class NumpyOps:
     def __init__(self, config: Hyperparameters, n_threads: int) -> None:
         self._config = config
         self._n_threads = n_threads
-        self._threads = ThreadPoolExecutor(n_threads)
+        # A thread does not inherit its caller's np.errstate; what is not finite is reported by `_finite`.
+        self._threads = ThreadPoolExecutor(n_threads, initializer=lambda: np.seterr(all="ignore"))
         self._frequencies = numerics.rope_frequencies(config.n_rot, config.rope_freq_base, config.rope_sections)
         self._layer = -1
 
@@ -35,6 +37,9 @@ class NumpyOps:
         values = np.array(quants.dequantize(type_name, raw))
         return values[0] if values.shape[0] == 1 else values
 
+    def end_loading(self) -> None:
+        """Do nothing: matrices are unpacked as they come."""
+
     def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
         """Return a zeroed array."""
         return np.zeros(shape, dtype=dtype)
@@ -43,7 +48,7 @@ class NumpyOps:
         """Remember the layer for error messages."""
         self._layer = il
 
-    def get_rows(self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int]) -> F32:
+    def embed(self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int], first_position: int) -> F32:
         """Dequantise the rows of `tokens`."""
         return quants.dequantize(type_name, table[list(tokens)])
 
@@ -109,9 +114,7 @@ class NumpyOps:
 
     def attention(self, q: F32, cache: KVCache, positions: Sequence[int]) -> F32:
         """Attend causally, one token at a time."""
-        out = np.stack(
-            [attention.attend(q[t], cache.k[: p + 1], cache.v[: p + 1]) for t, p in enumerate(positions)]
-        )
+        out = np.stack([attention.attend(q[t], cache.k[: p + 1], cache.v[: p + 1]) for t, p in enumerate(positions)])
         return self._finite("attention", out)
 
     def sigmoid_gate(self, o: F32, gate: F32) -> Activation:
@@ -125,6 +128,14 @@ class NumpyOps:
     def argmax(self, logits: F32) -> int:
         """Return the lowest id among the largest."""
         return int(np.argmax(logits[-1]))
+
+    def decoder(self, run: Run, state: object) -> EagerDecoder:
+        """Return a decoder that runs op by op."""
+        return EagerDecoder(self, run)
+
+    def from_host(self, x: F32) -> F32:
+        """Return a copy."""
+        return np.array(x)
 
     def to_host(self, x: F32) -> F32:
         """Return a copy."""

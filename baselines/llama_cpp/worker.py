@@ -1,0 +1,257 @@
+"""Run llama-worker: one greedy generation or one tokenization, as a value in and a value out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from baselines.errors import BaselineError, BaselineRequestError, WrongBuildError
+from baselines.llama_cpp.build import LlamaBuild
+from baselines.llama_cpp.effective import parse_effective
+from baselines.llama_cpp.process import ProcessResult, Status, run_process
+
+# variables that change what ggml does without appearing in any flag
+_ENVIRONMENT = re.compile(r"^(GGML_.*|LLAMA_.*|OMP_.*|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE)$")
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    """One greedy run. Field names are those of the engine, values those of llama.cpp's flags.
+
+    force_ids: after row i the i-th of these is fed in place of the chosen id (at least n_predict - 1).
+    split_mode: "none" keeps the model on the first GPU and fails where there is none.
+    override_tensor: llama.cpp's -ot, "REGEX=BUFFER[,...]". repack: whether llama.cpp may re-lay weights for
+    this processor (AMX, interleaved rows), which changes the order of its sums.
+    """
+
+    model: Path
+    prompt_ids: Sequence[int]
+    n_predict: int
+    n_ctx: int
+    prefill: Literal["batched", "single"] = "batched"
+    force_ids: Sequence[int] | None = None
+    n_threads: int = 1
+    n_gpu_layers: int = 0
+    override_tensor: str | None = None
+    flash_attn: Literal["on", "off", "auto"] = "on"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_batch: int = 512
+    n_ubatch: int = 512
+    split_mode: Literal["none", "layer"] = "layer"
+    repack: bool = True
+    warmup: bool = False
+    want_logits: bool = True
+    deadline_s: float = 600.0
+
+    def flags(self) -> dict[str, str]:
+        """Return every setting as the flag that is passed, none left to a default."""
+        flags = {
+            "-c": str(self.n_ctx),
+            "-n": str(self.n_predict),
+            "-b": str(self.n_batch),
+            "-ub": str(self.n_ubatch),
+            "--threads": str(self.n_threads),
+            "-ngl": str(self.n_gpu_layers),
+            "-sm": self.split_mode,
+            "-fa": self.flash_attn,
+            "-ctk": self.type_k,
+            "-ctv": self.type_v,
+            "--prefill": self.prefill,
+        }
+        if self.override_tensor:
+            flags["-ot"] = self.override_tensor
+        return flags
+
+    def switches(self) -> list[str]:
+        """Return the flags that take no value."""
+        return ["--repack" if self.repack else "--no-repack", "--warmup" if self.warmup else "--no-warmup"]
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What one run gave; the lists are empty and logits is None unless status is "ok".
+
+    logits: (n_predict, n_vocab) f32, row i is what token_ids[i] was chosen from (largest value, lowest id on
+    a tie); top2_gap[i] is the distance of its two largest values. decode_time_ns has n_predict - 1 entries,
+    one per llama_decode of a generated token. requested and effective are data for the record; log is
+    llama.cpp's own.
+    """
+
+    status: Status
+    exit_code: int
+    log_tail: str
+    token_ids: list[int]
+    logits: npt.NDArray[np.float32] | None
+    top2_gap: list[float]
+    n_non_finite: int
+    prefill_time_ns: int
+    decode_time_ns: list[int]
+    load_time_ns: int
+    wall_time_ns: int
+    build_number: int
+    requested: dict[str, Any]
+    effective: dict[str, Any]
+    log: str
+
+
+def run_worker(build: LlamaBuild, request: WorkerRequest) -> WorkerResult:
+    """Run request and return how it went; a crash, a deadline and a lack of memory are values of status.
+
+    Raises BaselineRequestError for a request that cannot work, WrongBuildError if another libllama is loaded.
+    """
+    _check(request)
+    with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
+        folder = Path(name)
+        result = run_process(_argv(build, request, folder), deadline_s=request.deadline_s, env=_environment(build))
+        if result.status != "ok":
+            return _result(build, request, result, {}, None)
+        out: dict[str, Any] = json.loads((folder / "out.json").read_text())
+        logits = None
+        if request.want_logits:
+            logits = np.fromfile(folder / "logits.f32", "<f4").astype(np.float32, copy=False)
+            logits = logits.reshape(request.n_predict, out["n_vocab"])
+    return _result(build, request, result, out, logits)
+
+
+def tokenize(
+    build: LlamaBuild,
+    model: Path,
+    texts: Sequence[str | bytes],
+    *,
+    add_special: bool = True,
+    parse_special: bool = True,
+    deadline_s: float = 120.0,
+) -> list[list[int]]:
+    """Return llama.cpp's ids for each text (str as UTF-8); the defaults are those of a llama-server prompt.
+
+    Raises BaselineRequestError if the model is missing, BaselineError if llama.cpp cannot tokenize with it.
+    """
+    _check_model(model)
+    encoded = [text.encode("utf-8") if isinstance(text, str) else text for text in texts]
+    with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
+        folder = Path(name)
+        (folder / "texts").write_bytes(b"".join(b"%d\n%b" % (len(text), text) for text in encoded))
+        argv: list[str | Path] = [
+            build.worker,
+            "-m",
+            model,
+            "--tokenize",
+            folder / "texts",
+            "--out",
+            folder / "out.json",
+        ]
+        argv += [] if add_special else ["--no-add-special"]
+        argv += [] if parse_special else ["--no-parse-special"]
+        result = run_process(argv, deadline_s=deadline_s, env=_environment(build))
+        if result.status != "ok":
+            raise BaselineError(f"llama.cpp could not tokenize with {model} ({result.status}): {result.log_tail(1)}")
+        tokens: list[list[int]] = json.loads((folder / "out.json").read_text())["tokens"]
+    return tokens
+
+
+def _check_model(model: Path) -> None:
+    if not model.is_file():
+        raise BaselineRequestError(f"{model} is not a file: expected a GGUF model")
+
+
+def _check(request: WorkerRequest) -> None:
+    _check_model(request.model)
+    if not request.prompt_ids:
+        raise BaselineRequestError("the prompt has no token id: expected at least one")
+    if request.n_predict < 1:
+        raise BaselineRequestError(f"n_predict is {request.n_predict}, expected at least 1")
+    n_cells = len(request.prompt_ids) + request.n_predict - 1
+    if n_cells > request.n_ctx:
+        raise BaselineRequestError(f"the run needs {n_cells} context cells, -c is {request.n_ctx}: raise -c")
+    if request.force_ids is not None and len(request.force_ids) < request.n_predict - 1:
+        raise BaselineRequestError(f"{len(request.force_ids)} forced ids, expected at least {request.n_predict - 1}")
+
+
+def _argv(build: LlamaBuild, request: WorkerRequest, folder: Path) -> list[str | Path]:
+    """Write the input files into folder and return the command line."""
+    argv: list[str | Path] = [build.worker, "-m", request.model, "--out", folder / "out.json"]
+    for flag, value in request.flags().items():
+        argv += [flag, value]
+    argv += request.switches()
+    for flag, ids in (("--prompt-ids", request.prompt_ids), ("--force-ids", request.force_ids)):
+        if ids is not None:
+            file = folder / flag.strip("-")
+            file.write_text(" ".join(str(int(i)) for i in ids))
+            argv += [flag, file]
+    if request.want_logits:
+        argv += ["--logits-out", folder / "logits.f32"]
+    return argv
+
+
+def _environment(build: LlamaBuild) -> dict[str, str]:
+    """Return this process's environment with the build's own libraries first, and threads that wait asleep."""
+    variable = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
+    libraries = os.pathsep.join(filter(None, (str(build.library_folder), os.environ.get(variable))))
+    # OpenMP threads spin at each of ggml's barriers by default. Where the cores are shared, that turned 0.1 s of
+    # a tiny model's decoding on two threads into 39 s; the results are the same bits.
+    return {"OMP_WAIT_POLICY": "passive", **os.environ, variable: libraries}
+
+
+def _loaded_build_number(build: LlamaBuild, out: dict[str, Any]) -> int:
+    """Return the number of the libllama the run loaded; raise WrongBuildError if it is not the build's."""
+    loaded = Path(out["libllama"]).resolve()
+    if loaded.parent != build.library_folder.resolve():
+        raise WrongBuildError(f"the worker loaded {loaded}, expected the libllama in {build.library_folder}")
+    named = re.search(r"0\.0\.(\d+)", loaded.name)
+    return int(named.group(1)) if named else build.build_number
+
+
+def _result(
+    build: LlamaBuild,
+    request: WorkerRequest,
+    process: ProcessResult,
+    out: dict[str, Any],
+    logits: npt.NDArray[np.float32] | None,
+) -> WorkerResult:
+    return WorkerResult(
+        status=process.status,
+        exit_code=process.exit_code,
+        log_tail=process.log_tail(),
+        token_ids=out.get("token_ids", []),
+        logits=logits,
+        top2_gap=out.get("top2_gap", []),
+        n_non_finite=out.get("n_non_finite", 0),
+        prefill_time_ns=out.get("prefill_time_ns", 0),
+        decode_time_ns=out.get("decode_time_ns", []),
+        load_time_ns=out.get("load_time_ns", 0),
+        wall_time_ns=process.wall_time_ns,
+        build_number=_loaded_build_number(build, out) if out else build.build_number,
+        requested=_requested(request),
+        effective=_effective(build, process.log, out),
+        log=process.log,
+    )
+
+
+def _requested(request: WorkerRequest) -> dict[str, Any]:
+    """Describe the request for the record: flags, not the ids themselves, and no path of this machine."""
+    return {
+        "model": request.model.name,
+        "flags": request.flags(),
+        "switches": request.switches(),
+        "n_prompt": len(request.prompt_ids),
+        "teacher_forced": request.force_ids is not None,
+        "deadline_s": request.deadline_s,
+    }
+
+
+def _effective(build: LlamaBuild, log: str, out: dict[str, Any]) -> dict[str, Any]:
+    """Merge what the log states with what the worker asked llama.h for."""
+    asked = {key: out.get(key) for key in ("n_threads", "n_vocab", "system_info", "compiler")}
+    environment = {key: value for key, value in _environment(build).items() if _ENVIRONMENT.match(key)}
+    return parse_effective(log) | asked | {"cmake_options": build.options, "environment": environment}

@@ -1,0 +1,169 @@
+"""`python -m conformance`: run scenarios, judge records, make fixture models, recompute golden values."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baselines.errors import BaselineError
+from baselines.llama_cpp import pin
+from baselines.llama_cpp.build import BuildOptions, ensure_build
+from baselines.llama_cpp.progress import show_progress
+from baselines.llama_cpp.source import CACHE_VARIABLE
+from conformance import golden as goldens
+from conformance.errors import ConformanceError
+from conformance.fixtures import fresh_model
+from conformance.gate import Outcome, judge
+from conformance.models import PRESETS, make_model
+from conformance.records import DEFAULT_FOLDER, json_schema, read_records, remove_records
+from conformance.report import render
+from conformance.runner import LlamaCpp, Runner
+from conformance.scenario import default_scenarios, find_scenario, select_scenarios
+from engine.errors import EngineError
+
+_EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured, 3 this environment cannot run it."
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Check an engine for Qwen3.5-class hybrid models against llama.cpp, token by token and bit by bit.",
+)
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SCENARIO]...", help="Names or YAML files of scenarios [default: all of the suite]."),
+]
+Backends = Annotated[
+    list[str] | None, typer.Option("--backend", help="Backend of the engine; repeat for more [default: numpy].")
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help=f"Folder for llama.cpp and models [default: ${CACHE_VARIABLE}, else the user's cache folder].",
+    ),
+]
+
+
+@app.command(epilog=_EXIT_CODES)
+def run(
+    scenarios: Names = None,
+    llama_cpp: Annotated[
+        Path | None, typer.Option(metavar="DIR", help=f"Your own shared build of llama.cpp b{pin.BUILD_NUMBER}.")
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=f"Unpacked source of llama.cpp b{pin.BUILD_NUMBER}, instead of fetching it."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = DEFAULT_FOLDER,
+    backend: Backends = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Run scenarios and the negative controls, write one record per scenario and engine, print the table."""
+    backends = backend or ["numpy"]
+    with _environment_errors():
+        files = select_scenarios(scenarios or [])
+        remove_records(out, [file.scenario.name for file in files])
+        with show_progress() as progress:
+            build = ensure_build(BuildOptions(source=source, llama_cpp=llama_cpp, cache_dir=cache_dir), progress)
+            runner = Runner(LlamaCpp(build), out, progress, backends, cache_dir)
+            records = runner.run(files)
+    judgement = judge(records, files, backends)
+    typer.echo(render(records, files, judgement))
+    raise typer.Exit(judgement.outcome)
+
+
+@app.command(epilog=_EXIT_CODES)
+def gate(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of the records.")] = DEFAULT_FOLDER,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option("--scenario", help="Scenario that must have passed; repeat for more [default: all of the suite]."),
+    ] = None,
+    backend: Backends = None,
+) -> None:
+    """Read records and judge them; no record at all is "not measured"."""
+    with _environment_errors():
+        files = select_scenarios(scenario or [])
+        records = read_records(folder)
+    judgement = judge(records, files, backend or ["numpy"])
+    typer.echo(render(records, files, judgement))
+    raise typer.Exit(judgement.outcome)
+
+
+@app.command("list")
+def list_scenarios() -> None:
+    """Print the scenarios of the suite and what they ask."""
+    with _environment_errors():
+        for file in default_scenarios():
+            typer.echo(f"{file.scenario.name:12}  {file.scenario.asks}")
+
+
+@app.command("make-model")
+def make_model_command(
+    kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(PRESETS)}.")],
+    out: Annotated[Path, typer.Argument(help="GGUF file to write.")],
+    seed: Annotated[int | None, typer.Option(help="Seed of the weights [default: the kind's own].")] = None,
+) -> None:
+    """Make a fixture model: random weights with a planted margin, the same bytes from a seed everywhere."""
+    try:
+        with show_progress() as progress:
+            progress.step(f"making the {kind} model")
+            made = make_model(kind, out, seed, progress=progress.update)
+    except (OSError, ValueError) as error:
+        raise _fail(str(error), Outcome.CANNOT_RUN) from None
+    typer.echo(f"{made.path}: {made.n_bytes:,} bytes, {made.n_tensors} tensors, sha256 {made.sha256}")
+
+
+@app.command(epilog="Exit code: 0 the file's values are right, 1 they differ, 3 this environment cannot run it.")
+def golden(
+    scenario: Annotated[str, typer.Argument(help="Name or YAML file of a scenario.")],
+    write: Annotated[bool, typer.Option("--write", help="Put the new values into the scenario's file.")] = False,
+) -> None:
+    """Recompute a scenario's golden values with the NumPy backend and print what differs (for maintainers).
+
+    A fixture is made anew first, so that its SHA256 is one of these values.
+    """
+    with _environment_errors():
+        file = find_scenario(scenario)
+    with _environment_errors(), show_progress() as progress, fresh_model(file, progress) as (model, sha256):
+        progress.step(f"{file.scenario.name}: engine-numpy")
+        n_done = iter(range(1, file.scenario.n_predict + 1))
+        found = goldens.compute_golden(
+            file, model, sha256, lambda token: progress.update(next(n_done), file.scenario.n_predict)
+        )
+    differing = [change for change in found.changes if change.old != change.new]
+    for change in found.changes:
+        typer.echo(f"  {change.name}: {change.old}" + (f"\n    now {change.new}" if change in differing else ""))
+    typer.echo(f"  the engine's smallest top-2 gap: {found.smallest_top2_gap:.4f}")
+    if write:
+        goldens.write_golden(file.path, found)
+    elif differing:
+        raise typer.Exit(Outcome.MISMATCH)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a record."""
+    typer.echo(json.dumps(json_schema(), indent=1, sort_keys=True))
+
+
+@contextmanager
+def _environment_errors() -> Iterator[None]:
+    """Turn what keeps a command from running at all into one line and exit code 3."""
+    try:
+        yield
+    except (ConformanceError, BaselineError, EngineError) as error:
+        raise _fail(str(error), Outcome.CANNOT_RUN) from None
+
+
+def _fail(message: str, outcome: Outcome) -> typer.Exit:
+    print(f"error: {message}", file=sys.stderr)
+    return typer.Exit(outcome)

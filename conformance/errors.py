@@ -1,0 +1,19 @@
+"""The error types a user of the suite can meet; each message is one line that names what to change."""
+
+from __future__ import annotations
+
+
+class ConformanceError(Exception):
+    """Base of every expected failure. The CLI prints it as `error: MESSAGE`."""
+
+
+class ScenarioError(ConformanceError):
+    """A scenario file does not follow the schema; the message names file, line and key."""
+
+
+class FixtureError(ConformanceError):
+    """The model of a scenario is missing, cannot be made, or is not the file that the scenario pins."""
+
+
+class RecordError(ConformanceError):
+    """A record cannot be read, or is of another schema version."""

@@ -1,0 +1,124 @@
+"""Judge records: does every engine asked for match, and was everything measured?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from conformance.records import Output, Record
+from conformance.runner import BASELINE_NAME, CONTROL_NAMES, control_name, engine_name
+from conformance.scenario import Scenario, ScenarioFile, SmallestTop2Gap
+from engine.generate import token_ids_le64_sha256
+
+
+class Outcome(IntEnum):
+    """What a run or a set of records comes to; the value is the exit code."""
+
+    MATCH = 0
+    MISMATCH = 1
+    NOT_MEASURED = 2
+    CANNOT_RUN = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it must be, in one record."""
+
+    scenario: str
+    engine: str
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All findings; no finding means that everything asked for was measured and matches."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the whole: a mismatch outweighs what was not measured."""
+        found = {finding.outcome for finding in self.findings}
+        return min(found, default=Outcome.MATCH)
+
+    def of(self, scenario: str, engine: str) -> list[Finding]:
+        """Return the findings in one record."""
+        return [f for f in self.findings if (f.scenario, f.engine) == (scenario, engine)]
+
+
+def judge(
+    records: Sequence[Record],
+    files: Sequence[ScenarioFile],
+    backends: Sequence[str],
+    controls: Sequence[str] = CONTROL_NAMES,
+) -> Judgement:
+    """Judge the records of `files` on the backends asked for; other records and backends have no say.
+
+    Every scenario needs a record of llama.cpp and of each backend, those with `controls` one of each control. A record
+    of another version of its scenario counts as none.
+    """
+    by_key = {(record.scenario, record.engine): record for record in records}
+    findings: list[Finding] = []
+    for file in files:
+        names = [BASELINE_NAME, *map(engine_name, backends)]
+        names += map(control_name, controls) if file.scenario.controls else []
+        baseline = by_key.get((file.scenario.name, BASELINE_NAME))
+        for name in names:
+            record = by_key.get((file.scenario.name, name))
+            for outcome, text in _judge_record(record, file, baseline):
+                findings.append(Finding(file.scenario.name, name, outcome, text))
+    return Judgement(tuple(findings))
+
+
+def _judge_record(record: Record | None, file: ScenarioFile, baseline: Record | None) -> Iterator[tuple[Outcome, str]]:
+    if record is None:
+        yield Outcome.NOT_MEASURED, "there is no record"
+    elif record.scenario_version != file.version:
+        yield Outcome.NOT_MEASURED, "the record is of another version of the scenario"
+    elif record.role == "control":
+        yield from _judge_control(record)
+    elif record.status != "ok":
+        is_fault = record.role == "engine" and record.status != "not_measured"
+        yield Outcome.MISMATCH if is_fault else Outcome.NOT_MEASURED, f"{record.status}: {record.reason}"
+    else:
+        yield from _judge_checks(record, file.scenario)
+        yield from _judge_output(record, baseline)
+
+
+def _judge_control(record: Record) -> Iterator[tuple[Outcome, str]]:
+    """A control must be caught; one that did not run to its end, or was stopped by itself, showed nothing."""
+    if record.caught_by:
+        return
+    if record.status == "ok":
+        yield Outcome.MISMATCH, "NOT CAUGHT: this wrong engine passes every check that the right one passes"
+    else:
+        yield Outcome.NOT_MEASURED, f"{record.status}: {record.reason}"
+
+
+def _judge_checks(record: Record, scenario: Scenario) -> Iterator[tuple[Outcome, str]]:
+    for check in record.checks:
+        if check.passed is None:
+            yield Outcome.NOT_MEASURED, f"{check.name}: {check.detail}"
+        elif not check.passed:
+            found = f"{check.name}: found {check.value}, limit {check.limit} {check.unit}"
+            yield Outcome.MISMATCH, f"{found}; {check.detail}" if check.detail else found
+    is_baseline = record.role == "baseline"
+    wanted = {c.label for c in scenario.checks if isinstance(c, SmallestTop2Gap) == is_baseline}
+    for label in sorted(wanted - {check.name for check in record.checks}):
+        yield Outcome.NOT_MEASURED, f"{label}: not in the record"
+
+
+def _judge_output(record: Record, baseline: Record | None) -> Iterator[tuple[Outcome, str]]:
+    """Compare ids and hash within the record, and the ids with those in llama.cpp's record."""
+    if record.output is None:
+        yield Outcome.NOT_MEASURED, "the record has no tokens"
+    elif token_ids_le64_sha256(record.output.generated_token_ids) != _token_hash(record.output):
+        yield Outcome.MISMATCH, "generated_token_ids_le64_sha256 is not the hash of generated_token_ids"
+    elif baseline is not None and baseline.output and _token_hash(record.output) != _token_hash(baseline.output):
+        yield Outcome.MISMATCH, f"the token hash differs from that of {BASELINE_NAME}"
+
+
+def _token_hash(output: Output) -> str:
+    return output.generated_token_ids_le64_sha256

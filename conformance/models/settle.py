@@ -1,0 +1,88 @@
+"""Widen the margin of a fixture along one scenario, without changing a token of it.
+
+With thousands of close choices at hand, 129 of them cannot all be wide by luck: of four candidates, one step in
+five is closer than a quarter of a logit, while two correct engines differ by up to a tenth. So the few groups where
+a run of llama.cpp was close get other rows of their own, chosen so that the same member wins by enough. The path,
+and with it every other step, stays as it was. The result is a list of (group, draw) pairs for `ModelSpec.redraws`.
+
+The hidden state behind a step is recovered from its logits: they are the output matrix times that state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from conformance.models.planted import Groups, output_rows, plant_groups
+from conformance.models.spec import ModelSpec
+from conformance.models.streams import RandomStream
+from conformance.models.vocabulary import build_vocabulary
+
+_MAX_DRAWS = 1000
+
+
+def settle(
+    spec: ModelSpec, model: Path, token_ids: list[int], logits: NDArray[np.float32], min_gap: float
+) -> tuple[tuple[int, int], ...]:
+    """Return the redraws that keep `token_ids` and give each of them a lead of at least min_gap.
+
+    model: the file written from `spec`; token_ids: its greedy path; logits (len(token_ids), n_vocab): the row behind each id.
+    Every id must belong to a group and no group may be visited twice. Raises ValueError otherwise, and when a
+    group finds no wide enough draw.
+    """
+    groups = plant_groups(spec, build_vocabulary(spec.n_vocab).speakable_ids)
+    visited = groups.group_of[token_ids]
+    if (visited < 0).any() or len(set(visited.tolist())) < len(token_ids):
+        raise ValueError("the path leaves the planted groups or meets one twice; it cannot be settled")
+    top = np.partition(logits, -2, axis=1)[:, -2:]
+    close = np.flatnonzero(top[:, 1] - top[:, 0] < min_gap)
+    states = _hidden_states(model, logits[close])
+    redraws = dict(spec.redraws)
+    for step, state in zip(close.tolist(), states, strict=True):
+        group = int(visited[step])
+        redraws[group] = _wide_draw(spec, groups, group, token_ids[step], state, min_gap, redraws.get(group, 0))
+    return tuple(sorted(redraws.items()))
+
+
+def _wide_draw(
+    spec: ModelSpec,
+    groups: Groups,
+    group: int,
+    winner: int,
+    state: NDArray[np.float64],
+    min_gap: float,
+    tried: int,
+) -> int:
+    """Return the first draw after `tried` in which `winner` leads its group by min_gap at `state` (n_embd,)."""
+    members = np.flatnonzero(groups.group_of == group)
+    is_winner = members == winner
+    for draw in range(tried + 1, tried + 1 + _MAX_DRAWS):
+        scores = _redrawn_matrix(spec, groups, members, (group, draw)) @ state
+        if float(scores[is_winner][0] - scores[~is_winner].max()) >= min_gap:
+            return draw
+    raise ValueError(f"group {group}: no draw out of {_MAX_DRAWS} leads by {min_gap}")
+
+
+def _hidden_states(model: Path, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Solve output @ state = logits for the states (n_steps, n_embd), from twice as many rows as unknowns."""
+    output = next(tensor for tensor in GGUFReader(model).tensors if tensor.name == "output.weight")
+    n_rows = 2 * int(output.shape[0])
+    matrix = dequantize(output.data[:n_rows], output.tensor_type).astype(np.float64)
+    solution, *_ = np.linalg.lstsq(matrix, logits[:, :n_rows].astype(np.float64).T, rcond=None)
+    states: NDArray[np.float64] = solution.T
+    return states
+
+
+def _redrawn_matrix(
+    spec: ModelSpec, groups: Groups, members: NDArray[np.int64], redraw: tuple[int, int]
+) -> NDArray[np.float64]:
+    """Return the output rows (len(members), n_embd) that the members of one group have after a redraw."""
+    stream = RandomStream(spec.seed, "unused")  # a redrawn row takes nothing from the tensor's own stream
+    rows = output_rows(replace(spec, redraws=(redraw,)), groups, members, stream)
+    values: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType[spec.output_type])
+    return values.astype(np.float64)

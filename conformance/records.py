@@ -1,0 +1,129 @@
+"""Records: one JSON file per scenario and engine, written whole or not at all. results/README.md explains each key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from pydantic import AwareDatetime, Field, JsonValue, ValidationError
+
+from conformance.checks import CheckResult, Comparison
+from conformance.errors import RecordError
+from conformance.machine import Machine, Versions
+from conformance.scenario import Data, Sha256
+
+SCHEMA_VERSION: Final = 1
+DEFAULT_FOLDER = Path("results/local")
+RecordStatus: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory", "not_measured"]
+
+
+class ModelIdentity(Data):
+    """The GGUF file that was run."""
+
+    file: str
+    sha256: Sha256
+    n_bytes: int
+
+
+class Timings(Data):
+    """Wall times of one run; decode_time_ns has one entry per generated id after the first."""
+
+    load_time_ns: int
+    prefill_time_ns: int
+    decode_time_ns: list[int]
+
+
+class Output(Data):
+    """What an engine generated. smallest_top2_gap is in logits, at generated position smallest_top2_gap_position."""
+
+    generated_token_ids: list[int]
+    generated_token_ids_le64_sha256: Sha256
+    final_logits_le32_sha256: Sha256
+    final_greedy_token_id: int
+    smallest_top2_gap: float | None
+    smallest_top2_gap_position: int
+
+
+class Record(Data):
+    """What one engine did with one scenario; output, timings and model are None where it did not get that far."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    time_utc: AwareDatetime
+    scenario: str
+    scenario_version: Sha256
+    engine: str
+    role: Literal["engine", "baseline", "control"]
+    status: RecordStatus
+    reason: str | None
+    log_tail: list[str]
+    requested: dict[str, JsonValue]
+    effective: dict[str, JsonValue]
+    versions: Versions
+    machine: Machine
+    model: ModelIdentity | None
+    output: Output | None = None
+    comparison: Comparison | None = None
+    checks: list[CheckResult] = Field(default_factory=list)
+    caught_by: list[str] | None = None
+    timings: Timings | None = None
+    peak_memory_n_bytes: int | None = None
+
+
+def record_path(folder: Path, scenario: str, engine: str) -> Path:
+    """Return where the record of `engine` in `scenario` lies below `folder`."""
+    return folder / scenario / f"{engine}.json"
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Write `record` below `folder`, replacing an older one only when the new one is complete; return its path.
+
+    Raises RecordError if the folder cannot be written.
+    """
+    path = record_path(folder, record.scenario, record.engine)
+    text = json.dumps(record.model_dump(mode="json"), sort_keys=True, indent=1, allow_nan=False)
+    partial = path.with_name(f"{path.name}.{record.run_id}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def read_record(path: Path) -> Record:
+    """Read one record; raise RecordError naming the file and what is wrong with it."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: not a record: {error}") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RecordError(f"{path}: schema_version is {version!r}, expected {SCHEMA_VERSION}")
+    try:
+        return Record.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RecordError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Read every record below `folder`, in the order of their paths; raise RecordError."""
+    return [read_record(path) for path in sorted(folder.glob("*/*.json"))]
+
+
+def remove_records(folder: Path, scenarios: Iterable[str]) -> None:
+    """Remove the records of `scenarios`, so that a run that stops half-way leaves none of an earlier run."""
+    for scenario in scenarios:
+        for path in (folder / scenario).glob("*.json"):
+            path.unlink()
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a record."""
+    return Record.model_json_schema()

@@ -1,0 +1,366 @@
+"""Run scenarios: llama.cpp, our engine on each backend, the negative controls; check, and write the records."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from baselines.llama_cpp import pin
+from baselines.llama_cpp.build import LlamaBuild
+from baselines.llama_cpp.progress import Progress
+from baselines.llama_cpp.worker import WorkerRequest, WorkerResult, run_worker
+from conformance import checks
+from conformance.checks import CheckResult, Comparison, Evidence, Reference
+from conformance.controls import CONTROLS
+from conformance.fixtures import ensure_model, identify
+from conformance.machine import these_versions, this_machine, without_paths
+from conformance.oracle import F64, Oracle
+from conformance.records import Output, Record, Timings, remove_records, write_record
+from conformance.scenario import OracleNmse, Scenario, ScenarioFile
+from conformance.subject import (
+    Measurement,
+    ReportProgress,
+    SubjectRequest,
+    SubjectResult,
+    explain,
+    run_subject,
+)
+from engine.generate import BACKENDS, logits_le32_sha256, token_ids_le64_sha256
+
+BASELINE_NAME = f"llama.cpp-b{pin.BUILD_NUMBER}-cpu"
+CONTROL_BACKEND = "numpy"
+"""The backend whose ops the controls replace."""
+CONTROL_NAMES = tuple(control.name for control in CONTROLS)
+RunSubject: TypeAlias = Callable[[SubjectRequest, float, ReportProgress], SubjectResult]
+
+
+def engine_name(backend: str) -> str:
+    """Return the name of our engine on `backend` in records and tables."""
+    return f"engine-{backend}"
+
+
+def control_name(control: str) -> str:
+    """Return the name of a negative control in records and tables."""
+    return f"control-{control}"
+
+
+class Baseline(Protocol):
+    """llama.cpp as the runner sees it."""
+
+    @property
+    def build_number(self) -> int: ...  # noqa: D102
+    @property
+    def compiler(self) -> str: ...  # noqa: D102
+    def run(self, request: WorkerRequest) -> WorkerResult: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """A build of llama.cpp, as `Baseline`."""
+
+    build: LlamaBuild
+
+    @property
+    def build_number(self) -> int:
+        """Build number of its libllama."""
+        return self.build.build_number
+
+    @property
+    def compiler(self) -> str:
+        """Compiler it was built with."""
+        return self.build.compiler
+
+    def run(self, request: WorkerRequest) -> WorkerResult:
+        """Run the worker."""
+        return run_worker(self.build, request)
+
+
+@dataclass(frozen=True)
+class BaselineRun:
+    """llama.cpp's run of a scenario with the prompt in one batch, and its record; result is None if it went wrong."""
+
+    record: Record
+    result: WorkerResult | None
+
+
+@dataclass
+class Runner:
+    """Runs scenarios one after the other; the only state is what later scenarios may reuse.
+
+    out: folder of the records. backends: those asked for; the others are recorded as not measured. controls: names.
+    """
+
+    baseline: Baseline
+    out: Path
+    progress: Progress
+    backends: Sequence[str] = ("numpy",)
+    cache: Path | None = None
+    subject: RunSubject = run_subject
+    controls: Sequence[str] = CONTROL_NAMES
+    _models: dict[str, Path] = field(default_factory=dict)
+    _oracle: tuple[tuple[str, tuple[int, ...]], F64] | None = None
+    _hashes: dict[str, dict[str, str]] = field(default_factory=dict)
+    _run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    def run(self, files: Sequence[ScenarioFile]) -> list[Record]:
+        """Run every scenario, write its records, and return them all; raises FixtureError and RecordError."""
+        remove_records(self.out, [file.scenario.name for file in files])
+        return [record for file in files for record in self._run_scenario(file)]
+
+    def _run_scenario(self, file: ScenarioFile) -> list[Record]:
+        sha256 = file.scenario.model.sha256
+        if sha256 not in self._models:
+            self._models[sha256] = ensure_model(file, self.cache, self.progress)
+        baseline = self._run_baseline(file)
+        records = [baseline.record]
+        for backend in file.scenario.backends:
+            records.append(self._run_engine(file, backend, baseline))
+        if file.scenario.controls:
+            right = next((r for r in records if r.engine == engine_name(CONTROL_BACKEND)), None)
+            records += [self._run_control(file, name, baseline, right) for name in self.controls]
+        for record in records:
+            write_record(record, self.out)
+        return records
+
+    def _run_baseline(self, file: ScenarioFile) -> BaselineRun:
+        """Run llama.cpp with the prompt in one batch, and again token by token: how far does it agree with itself?"""
+        self.progress.step(f"{file.scenario.name}: {BASELINE_NAME}")
+        batched = self.baseline.run(self._worker_request(file))
+        self.progress.step(f"{file.scenario.name}: {BASELINE_NAME}, prompt token by token")
+        single = self.baseline.run(replace(self._worker_request(file), prefill="single"))
+        went_wrong = next((result for result in (batched, single) if result.status != "ok"), None)
+        worst = went_wrong or batched
+        record = self._record(
+            file,
+            BASELINE_NAME,
+            "baseline",
+            worst.status,
+            reason=explain(worst.status, worst.exit_code, worst.log_tail, file.scenario.deadline_s),
+            log_tail=went_wrong.log_tail if went_wrong else "",
+            requested=batched.requested,
+            effective=batched.effective,
+        )
+        if batched.status != "ok":
+            return BaselineRun(record, None)
+        return BaselineRun(record.model_copy(update=_baseline_findings(file.scenario, batched, single)), batched)
+
+    def _run_engine(self, file: ScenarioFile, backend: str, baseline: BaselineRun) -> Record:
+        """Measure our engine on one backend and check it; an unavailable backend gives a record that says so."""
+        name = engine_name(backend)
+        why_not = self._unavailable(backend)
+        if why_not is not None:
+            return self._record(file, name, "engine", "not_measured", reason=why_not)
+        request = self._subject_request(file, backend)
+        record, results = self._measure(file, name, "engine", request, baseline)
+        if record.output is not None:
+            hashes = self._hashes.setdefault(backend, {})
+            hashes[file.scenario.name] = record.output.generated_token_ids_le64_sha256
+        return record.model_copy(update={"checks": results})
+
+    def _run_control(self, file: ScenarioFile, control: str, baseline: BaselineRun, right: Record | None) -> Record:
+        """Run a wrong engine; it is caught by the checks that it fails and the right engine passes."""
+        request = replace(self._subject_request(file, CONTROL_BACKEND), control=control)
+        record, results = self._measure(file, control_name(control), "control", request, baseline)
+        passed = {check.name for check in right.checks if check.passed} if right else set()
+        caught_by = [check.name for check in results if check.passed is False and check.name in passed]
+        if record.status == "failed" and passed:
+            caught_by = ["the engine's own checks"]
+        return record.model_copy(update={"checks": results, "caught_by": caught_by})
+
+    def _measure(
+        self,
+        file: ScenarioFile,
+        name: str,
+        role: Literal["engine", "control"],
+        request: SubjectRequest,
+        baseline: BaselineRun,
+    ) -> tuple[Record, list[CheckResult]]:
+        """Run one engine in its process, collect the evidence and apply the checks."""
+        self.progress.step(f"{file.scenario.name}: {name}")
+        subject = self.subject(request, file.scenario.deadline_s, self.progress.update)
+        found = subject.measurement
+        record = self._record(
+            file,
+            name,
+            role,
+            subject.status,
+            reason=subject.reason,
+            log_tail=subject.log_tail,
+            requested=_requested(request),
+            effective=found.effective if found else {},
+        )
+        if found is None:
+            return record, []
+        evidence = self._evidence(file, found, baseline, request.backend)
+        update = {
+            "output": _output(found.token_ids, found.logits),
+            "comparison": evidence.comparison,
+            "timings": Timings(
+                load_time_ns=found.load_time_ns,
+                prefill_time_ns=found.prefill_time_ns,
+                decode_time_ns=found.decode_time_ns,
+            ),
+            "peak_memory_n_bytes": found.peak_memory_n_bytes,
+        }
+        return record.model_copy(update=update), checks.evaluate(file.scenario.checks, evidence)
+
+    def _evidence(self, file: ScenarioFile, found: Measurement, baseline: BaselineRun, backend: str) -> Evidence:
+        """Bring together what the checks look at: llama.cpp's logits after the same ids, and the oracle's."""
+        evidence = Evidence(found, self._hashes.get(backend, {}))
+        free = baseline.result
+        if free is None or free.logits is None:
+            return replace(evidence, missing=f"{BASELINE_NAME}: {baseline.record.reason}")
+        forced = free
+        if found.token_ids != free.token_ids:
+            self.progress.step(f"{file.scenario.name}: {BASELINE_NAME}, fed the engine's tokens")
+            forced = self.baseline.run(replace(self._worker_request(file), force_ids=found.token_ids))
+        if forced.logits is None:
+            return replace(evidence, missing=f"{BASELINE_NAME}, fed the engine's tokens: {forced.status}")
+        reference = Reference(free.token_ids, free.logits, forced.logits)
+        return replace(
+            evidence,
+            reference=reference,
+            comparison=checks.compare(BASELINE_NAME, found.token_ids, found.logits, reference, file.scenario.margin),
+            oracle=self._oracle_logits(file, found.token_ids),
+        )
+
+    def _oracle_logits(self, file: ScenarioFile, ids: Sequence[int]) -> F64 | None:
+        """Return the oracle's logits behind each of `ids`, or None if no check asks; the last answer is kept."""
+        scenario = file.scenario
+        if not any(isinstance(check, OracleNmse) for check in scenario.checks):
+            return None
+        sequence = (*scenario.prompt_token_ids, *ids[:-1])
+        key = (scenario.model.sha256, sequence)
+        if self._oracle is None or self._oracle[0] != key:
+            self.progress.step(f"{scenario.name}: float64 oracle")
+            positions = range(len(scenario.prompt_token_ids) - 1, len(sequence))
+            self._oracle = key, Oracle(self._models[scenario.model.sha256]).logits(sequence, positions)
+        return self._oracle[1]
+
+    def _unavailable(self, backend: str) -> str | None:
+        if backend not in BACKENDS:
+            return f"this version of the engine has no {backend} backend"
+        if backend not in self.backends:
+            return f"not asked for: add --backend {backend}"
+        return None
+
+    def _worker_request(self, file: ScenarioFile) -> WorkerRequest:
+        scenario, flags = file.scenario, file.scenario.baseline
+        return WorkerRequest(
+            model=self._models[scenario.model.sha256],
+            prompt_ids=scenario.prompt_token_ids,
+            n_predict=scenario.n_predict,
+            n_ctx=scenario.n_ctx,
+            n_threads=scenario.n_threads,
+            n_gpu_layers=flags.n_gpu_layers,
+            flash_attn=flags.flash_attn,
+            type_k=scenario.type_k,
+            type_v=scenario.type_v,
+            n_batch=flags.batch_size,
+            n_ubatch=flags.ubatch_size,
+            repack=flags.repack,
+            deadline_s=scenario.deadline_s,
+        )
+
+    def _subject_request(self, file: ScenarioFile, backend: str) -> SubjectRequest:
+        scenario = file.scenario
+        return SubjectRequest(
+            model=self._models[scenario.model.sha256],
+            backend=backend,
+            prompt_ids=scenario.prompt_token_ids,
+            n_predict=scenario.n_predict,
+            n_ctx=scenario.n_ctx,
+            n_threads=scenario.n_threads,
+            prefill=scenario.prefill,
+        )
+
+    def _record(
+        self,
+        file: ScenarioFile,
+        name: str,
+        role: Literal["engine", "baseline", "control"],
+        status: str,
+        *,
+        reason: str | None,
+        log_tail: str = "",
+        requested: dict[str, Any] | None = None,
+        effective: dict[str, Any] | None = None,
+    ) -> Record:
+        """Return a record without findings; absolute paths are cut out of everything that others wrote."""
+        is_baseline = role == "baseline"
+        build = (self.baseline.build_number, self.baseline.compiler) if is_baseline else (None, None)
+        values = {
+            "run_id": self._run_id,
+            "time_utc": datetime.now(timezone.utc),
+            "scenario": file.scenario.name,
+            "scenario_version": file.version,
+            "engine": name,
+            "role": role,
+            "status": status,
+            "reason": without_paths(reason),
+            "log_tail": without_paths(log_tail.splitlines()),
+            "requested": without_paths(requested or {}),
+            "effective": without_paths(effective or {}),
+            "versions": these_versions(*build),
+            "machine": this_machine(),
+            "model": identify(self._models[file.scenario.model.sha256], file.scenario.model),
+        }
+        return Record(**values)
+
+
+def _baseline_findings(scenario: Scenario, batched: WorkerResult, single: WorkerResult) -> dict[str, Any]:
+    """Return the parts of llama.cpp's record that come from its logits."""
+    assert batched.logits is not None
+    return {
+        "output": _output(batched.token_ids, batched.logits),
+        "comparison": _self_comparison(scenario, batched, single),
+        "checks": checks.evaluate_baseline(scenario.checks, batched.logits, batched.top2_gap),
+        "timings": Timings(
+            load_time_ns=batched.load_time_ns,
+            prefill_time_ns=batched.prefill_time_ns,
+            decode_time_ns=batched.decode_time_ns,
+        ),
+    }
+
+
+def _self_comparison(scenario: Scenario, batched: WorkerResult, single: WorkerResult) -> Comparison | None:
+    """Compare llama.cpp with itself: the noise that a margin must cover."""
+    if batched.logits is None or single.logits is None:
+        return None
+    pairs = zip(batched.token_ids, single.token_ids, strict=True)
+    n_rows = next((i + 1 for i, (a, b) in enumerate(pairs) if a != b), len(batched.token_ids))
+    other = Reference(single.token_ids, single.logits, single.logits[:n_rows])
+    name = f"{BASELINE_NAME}, prompt token by token"
+    return checks.compare(name, batched.token_ids, batched.logits, other, scenario.margin)
+
+
+def _output(token_ids: list[int], logits: np.typing.NDArray[np.float32]) -> Output:
+    gaps = checks.top2_gap(logits)
+    position = int(np.argmin(gaps))
+    return Output(
+        generated_token_ids=token_ids,
+        generated_token_ids_le64_sha256=token_ids_le64_sha256(token_ids),
+        final_logits_le32_sha256=logits_le32_sha256(logits[0]),
+        final_greedy_token_id=int(np.argmax(logits[0])),
+        smallest_top2_gap=float(gaps[position]) if np.isfinite(gaps[position]) else None,
+        smallest_top2_gap_position=position,
+    )
+
+
+def _requested(request: SubjectRequest) -> dict[str, Any]:
+    """Describe a request to our engine for the record."""
+    return {
+        "backend": request.backend,
+        "control": request.control,
+        "n_prompt": len(request.prompt_ids),
+        "n_predict": request.n_predict,
+        "n_ctx": request.n_ctx,
+        "n_threads": request.n_threads,
+        "prefill": list(request.prefill),
+    }

@@ -1,0 +1,242 @@
+"""Measure our engine on one request, in a process of its own.
+
+A crash, a deadline and a lack of memory then look the same for our engine as for llama.cpp: they are a status.
+`python -m conformance.subject REQUEST.json FOLDER` is that process; it writes its measurement into FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baselines.llama_cpp.process import ProcessResult, run_process
+from conformance.controls import CONTROLS
+from engine.errors import EngineError
+from engine.generate import PREFILL_PACK, Engine, Generation, PrefillMode, load_engine
+
+Status: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory"]
+ReportProgress: TypeAlias = Callable[[int, int], None]
+_EXIT_FAILED = 4
+_PROGRESS = re.compile(r"^progress (\d+) (\d+)$")
+
+
+@dataclass(frozen=True)
+class SubjectRequest:
+    """What to run: the generation in the first mode of `prefill`, the prompt alone in the others.
+
+    control: name of the negative control to run in place of the right engine.
+    """
+
+    model: Path
+    backend: str
+    prompt_ids: Sequence[int]
+    n_predict: int
+    n_ctx: int
+    n_threads: int
+    prefill: Sequence[PrefillMode]
+    control: str | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What our engine gave.
+
+    logits (n_predict, n_vocab) f32: row i is the one behind token_ids[i]. final_logits: those after the prompt,
+    (n_vocab) f32, of every other prefill mode and of `second_run`. tie: the id that argmax chose among equal logits,
+    and the lowest of them. Times in ns; peak_memory_n_bytes is the resident set of the whole process.
+    """
+
+    token_ids: list[int]
+    logits: NDArray[np.float32]
+    final_logits: dict[str, NDArray[np.float32]]
+    tie: tuple[int, int]
+    load_time_ns: int
+    prefill_time_ns: int
+    decode_time_ns: list[int]
+    peak_memory_n_bytes: int
+    effective: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SubjectResult:
+    """How the process ended; measurement is None unless status is "ok"."""
+
+    status: Status
+    reason: str | None
+    log_tail: str
+    measurement: Measurement | None
+
+
+def run_subject(request: SubjectRequest, deadline_s: float, report: ReportProgress) -> SubjectResult:
+    """Measure in a new process, under a deadline; `report` gets (done, total) now and then."""
+    done = [0, 0]
+
+    def watch(line: str) -> None:
+        found = _PROGRESS.match(line)
+        if found:
+            done[:] = int(found[1]), int(found[2])
+
+    with tempfile.TemporaryDirectory(prefix="subject-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps({**asdict(request), "model": str(request.model.absolute())}))
+        argv: list[str | Path] = [sys.executable, "-m", "conformance.subject", folder / "request.json", folder]
+        process = run_process(
+            argv, deadline_s=deadline_s, env=_environment(), on_line=watch, on_tick=lambda: report(*done)
+        )
+        measurement = _read(folder) if process.status == "ok" else None
+    return _result(process, measurement, deadline_s)
+
+
+def measure(engine: Engine, request: SubjectRequest, report: ReportProgress) -> Measurement:
+    """Run `request` on a loaded engine; raises EngineError."""
+    n_prompt, first = len(request.prompt_ids), request.prefill[0]
+    others: dict[str, PrefillMode] = {mode: mode for mode in request.prefill[1:]} | {"second_run": first}
+    total = n_prompt * (len(others) + 1) + request.n_predict
+    final_logits = {}
+    for n_done, (name, mode) in enumerate(others.items()):
+        report(n_done * n_prompt, total)
+        _, final_logits[name] = engine.prefill(request.prompt_ids, mode)
+    n_tokens = iter(range(total - request.n_predict + 1, total + 1))
+    generation = engine.run(
+        request.prompt_ids,
+        request.n_predict,
+        prefill=first,
+        keep_logits=True,
+        on_token=lambda token: report(next(n_tokens), total),
+    )
+    return _measurement(engine, generation, final_logits, request)
+
+
+def explain(status: str, exit_code: int, log_tail: str, deadline_s: float) -> str | None:
+    """Return one line that says why a process did not end well, None if it did."""
+    last = log_tail.splitlines()[-1] if log_tail else "no output"
+    if status == "ok":
+        return None
+    if status == "timeout":
+        return f"not finished after {deadline_s:g} s"
+    if status == "out_of_memory":
+        return f"ran out of memory: {last}"
+    if exit_code < 0:
+        return f"ended by {signal.Signals(-exit_code).name}"
+    return f"exit code {exit_code}: {last}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure what the request file argv[0] asks for and write the result into the folder argv[1]."""
+    values = json.loads(Path(argv[0]).read_text())
+    request = SubjectRequest(**{**values, "model": Path(values["model"])})
+    try:
+        measurement = measure(_load(request), request, _print_progress)
+    except EngineError as error:
+        print(f"error: {error}", flush=True)
+        return _EXIT_FAILED
+    except MemoryError as error:
+        print(f"error: out of memory: {error}", flush=True)
+        return 1
+    except Exception as error:
+        print(f"error: {type(error).__name__}: {error}", flush=True)
+        return 1
+    _write(measurement, Path(argv[1]))
+    return 0
+
+
+def _load(request: SubjectRequest) -> Engine:
+    if request.control is None:
+        return load_engine(request.model, n_ctx=request.n_ctx, backend=request.backend, n_threads=request.n_threads)
+    control = next(control for control in CONTROLS if control.name == request.control)
+    return control.load(request.model, request.n_ctx)
+
+
+def _measurement(
+    engine: Engine, generation: Generation, final_logits: dict[str, NDArray[np.float32]], request: SubjectRequest
+) -> Measurement:
+    assert generation.logits is not None
+    return Measurement(
+        token_ids=generation.generated_token_ids,
+        logits=generation.logits,
+        final_logits=final_logits,
+        tie=_choose_among_equals(engine, generation.final_logits),
+        load_time_ns=engine.load_time_ns,
+        prefill_time_ns=generation.prefill_time_ns,
+        decode_time_ns=generation.step_time_ns,
+        peak_memory_n_bytes=_peak_memory_n_bytes(),
+        effective={
+            "backend": request.backend,
+            "n_ctx": engine.n_ctx,
+            "prefill": request.prefill[0],
+            "prefill_pack": PREFILL_PACK,
+            "type_k": "f16",
+            "type_v": "f16",
+        },
+    )
+
+
+def _choose_among_equals(engine: Engine, logits: NDArray[np.float32]) -> tuple[int, int]:
+    """Let the engine's argmax choose between two ids that share the largest logit; return its choice and the lower."""
+    low, high = len(logits) // 3, 2 * len(logits) // 3
+    tied = logits.copy()
+    tied[[low, high]] = np.float32(2.0) * np.abs(logits).max() + np.float32(1.0)
+    # two rows, because one alone would be loaded as a vector
+    rows = engine.ops.load_vector("F32", np.stack([tied, tied]).view(np.uint8))
+    return engine.ops.argmax(rows), low
+
+
+def _peak_memory_n_bytes() -> int:
+    """Return the peak resident set; Linux's ru_maxrss would still have the parent's from before the exec."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[0]) * 1024
+    except (OSError, IndexError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def _print_progress(done: int, total: int) -> None:
+    print(f"progress {done} {total}", flush=True)
+
+
+def _write(measurement: Measurement, folder: Path) -> None:
+    values = {key: value for key, value in vars(measurement).items() if key not in ("logits", "final_logits")}
+    (folder / "result.json").write_text(json.dumps(values))
+    np.save(folder / "logits.npy", measurement.logits)
+    for name, logits in measurement.final_logits.items():
+        np.save(folder / f"final_logits.{name}.npy", logits)
+
+
+def _read(folder: Path) -> Measurement:
+    values = json.loads((folder / "result.json").read_text())
+    values["tie"] = tuple(values["tie"])
+    final_logits = {path.suffixes[0][1:]: np.load(path) for path in folder.glob("final_logits.*.npy")}
+    return Measurement(**values, logits=np.load(folder / "logits.npy"), final_logits=final_logits)
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment, with this package importable from any working folder."""
+    root = str(Path(__file__).parents[1])
+    others = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, others)))}
+
+
+def _result(process: ProcessResult, measurement: Measurement | None, deadline_s: float) -> SubjectResult:
+    lines = [line for line in process.log.splitlines() if line.strip() and not _PROGRESS.match(line)]
+    log_tail = "\n".join(lines[-20:])
+    if process.status == "crashed" and process.exit_code == _EXIT_FAILED:
+        return SubjectResult("failed", lines[-1].removeprefix("error: "), log_tail, None)
+    reason = explain(process.status, process.exit_code, log_tail, deadline_s)
+    return SubjectResult(process.status, reason, log_tail, measurement)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""The arrays that ops hand to each other on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cupy
+import numpy as np
+
+from engine.cuda.memory import DeviceMemory
+from engine.numerics import SUB_BLOCK
+
+MAX_PACK = 16
+"""Most tokens that a pack may have; wider ones would cost registers and buffers for little."""
+
+
+@dataclass(frozen=True)
+class DeviceActivation:
+    """Vectors as the matrix kernels take them.
+
+    x: (n_tokens, n) f32; q: (n_tokens, n) int8; scales: (n_tokens, n / 32, 2) 32-bit words, an f32 scale and an
+    int32 sum. q and scales hold nothing where n is not a multiple of 32.
+    """
+
+    x: cupy.ndarray
+    q: cupy.ndarray
+    scales: cupy.ndarray
+
+    @classmethod
+    def allocate(cls, memory: DeviceMemory, n: int) -> DeviceActivation:
+        """Return buffers for MAX_PACK tokens."""
+        n_groups = -(-n // SUB_BLOCK)
+        return cls(
+            memory.array((MAX_PACK, n), np.float32),
+            memory.array((MAX_PACK, n), np.int8),
+            memory.array((MAX_PACK, n_groups, 2), np.int32),
+        )
+
+    def first(self, n_tokens: int) -> DeviceActivation:
+        """Return the part that holds `n_tokens` tokens."""
+        return DeviceActivation(self.x[:n_tokens], self.q[:n_tokens], self.scales[:n_tokens])

@@ -1,0 +1,292 @@
+// attention: full attention of a pack over the f16 KV cache, in three launches
+//   qk_norm_rope_append  q = rope(rms_norm(q)); cache_k[p] = f16(rope(rms_norm(k))); cache_v[p] = f16(v)
+//   attention_split      per split of 32 positions: scores, their maximum, sum of weights and sum of weighted values
+//   attention_combine    out = sum over splits / sum of weights; y = out * sigmoid(gate), quantised in groups of 32
+// Token t of the pack has position p = control[1] + t and sees positions 0..p; the append is a launch of its own, so all
+// keys of the pack are there before the first is read. Grids depend on the capacity n_ctx, never on the position: blocks
+// with nothing to do return.
+// qg (n_tokens, N_HEAD, {q, gate}, HEAD_DIM) f32, k, v (n_tokens, N_HEAD_KV, HEAD_DIM) f32,
+//   cache_k, cache_v (n_ctx, N_HEAD_KV, HEAD_DIM) f16, control [token id, position of the pack's first token] i32
+
+constexpr int ROPE_WARPS = 4;
+constexpr int SPLIT_WARPS = 8;
+
+// Element `k` of a head after its first N_ROT elements were turned in pairs (i, i + N_ROT / 2).
+template <int N_ROT>
+__device__ __forceinline__ float rotated(const float* head, int k, const float* cos, const float* sin) {
+    constexpr int HALF = N_ROT / 2;
+    if (k >= N_ROT) return head[k];
+    const int i = k % HALF;
+    const float first = head[i], second = head[i + HALF];
+    return k < HALF ? sub(mul(first, cos[i]), mul(second, sin[i])) : add(mul(first, sin[i]), mul(second, cos[i]));
+}
+
+// A warp's head as quads: quad i of the lane is quad lane + 32 i of the head, +0 behind it.
+template <int HEAD_DIM>
+struct HeadQuads {
+    static constexpr int N = (HEAD_DIM + 4 * WARP - 1) / (4 * WARP);
+    float4 v[N];
+
+    __device__ __forceinline__ static bool has(int i, int lane) { return lane + WARP * i < HEAD_DIM / 4; }
+
+    __device__ __forceinline__ static HeadQuads load(const float* head, int lane) {
+        HeadQuads quads;
+#pragma unroll
+        for (int i = 0; i < N; i++) quads.v[i] = has(i, lane) ? load_quad(head, lane + WARP * i) : zero_quad();
+        return quads;
+    }
+};
+
+// rms_norm of one head by a warp, to shared memory, where the rotation finds both elements of a pair.
+template <int HEAD_DIM>
+__device__ __forceinline__ void norm_head(const float* x, const float* weight, float eps, int lane, float* normed) {
+    using Quads = HeadQuads<HEAD_DIM>;
+    const Quads head = Quads::load(x, lane), w = Quads::load(weight, lane);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Quads::N; i++) sum = add_products(sum, head.v[i], head.v[i]);
+    const float scale = div(1.0f, root(add(div(tree(sum), float(HEAD_DIM)), eps)));
+#pragma unroll
+    for (int i = 0; i < Quads::N; i++) {
+        if (Quads::has(i, lane)) store_quad(normed, lane + WARP * i, mul_quad(mul_quad(head.v[i], scale), w.v[i]));
+    }
+    __syncwarp();
+}
+
+// qk_norm_rope_append: q_norm, k_norm (HEAD_DIM) f32, cos, sin (n_ctx, N_ROT / 2) f32 from the host
+//   -> q (n_tokens, N_HEAD, HEAD_DIM) f32 and row p of cache_k, cache_v
+// bytes    n_tokens * HEAD_DIM * (8 * N_HEAD + 12 * N_HEAD_KV) + 4 * n_tokens * N_ROT
+// launch   grid (ceil((N_HEAD + 2 N_HEAD_KV) / 4), n_tokens), block (128): one warp a head of q, of k, of v
+// numerics sum32 over a head
+template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV, int N_ROT>
+__global__ void __launch_bounds__(ROPE_WARPS* WARP)
+    qk_norm_rope_append(const float* __restrict__ qg, const float* __restrict__ k, const float* __restrict__ v,
+                        const float* __restrict__ q_norm, const float* __restrict__ k_norm,
+                        const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ control,
+                        float eps, float* __restrict__ q, u16* __restrict__ cache_k, u16* __restrict__ cache_v) {
+    __shared__ __align__(16) float normed[ROPE_WARPS][HEAD_DIM];
+    const int lane = threadIdx.x % WARP, token = blockIdx.y;
+    const int unit = blockIdx.x * ROPE_WARPS + threadIdx.x / WARP;  // q heads, then k heads, then v heads
+    if (unit >= N_HEAD + 2 * N_HEAD_KV) return;
+    const i64 position = control[1] + token;
+    float* head = normed[threadIdx.x / WARP];
+    const float* cos_row = cos + position * (N_ROT / 2);
+    const float* sin_row = sin + position * (N_ROT / 2);
+    if (unit < N_HEAD) {
+        norm_head<HEAD_DIM>(qg + (i64(token) * N_HEAD + unit) * (2 * HEAD_DIM), q_norm, eps, lane, head);
+        float* out = q + (i64(token) * N_HEAD + unit) * HEAD_DIM;
+        for (int i = lane; i < HEAD_DIM; i += WARP) out[i] = rotated<N_ROT>(head, i, cos_row, sin_row);
+    } else if (unit < N_HEAD + N_HEAD_KV) {
+        const int kv = unit - N_HEAD;
+        norm_head<HEAD_DIM>(k + (i64(token) * N_HEAD_KV + kv) * HEAD_DIM, k_norm, eps, lane, head);
+        u16* out = cache_k + (position * N_HEAD_KV + kv) * HEAD_DIM;
+        for (int i = lane; i < HEAD_DIM; i += WARP) out[i] = float_to_half(rotated<N_ROT>(head, i, cos_row, sin_row));
+    } else {
+        const int kv = unit - N_HEAD - N_HEAD_KV;
+        const float* in = v + (i64(token) * N_HEAD_KV + kv) * HEAD_DIM;
+        u16* out = cache_v + (position * N_HEAD_KV + kv) * HEAD_DIM;
+        for (int i = lane; i < HEAD_DIM; i += WARP) out[i] = float_to_half(in[i]);
+    }
+}
+
+
+// The f16 values of one KV head at the 32 positions of a split, in shared memory; +0 for positions not seen.
+template <int HEAD_DIM>
+struct ValueTile {
+    static constexpr int PIECES_A_ROW = HEAD_DIM / 8;  // of 16 bytes
+    static constexpr int N = KV_SPLIT * PIECES_A_ROW / (SPLIT_WARPS * WARP);  // pieces of a thread
+    uint4 piece[N];
+
+    __device__ __forceinline__ void load(const u16* rows, i64 stride, int n_seen) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int at = threadIdx.x + i * SPLIT_WARPS * WARP, j = at / PIECES_A_ROW;
+            piece[i] = make_uint4(0, 0, 0, 0);
+            if (j < n_seen) piece[i] = reinterpret_cast<const uint4*>(rows + j * stride)[at % PIECES_A_ROW];
+        }
+    }
+
+    __device__ __forceinline__ void store(u16* tile) const {
+#pragma unroll
+        for (int i = 0; i < N; i++) reinterpret_cast<uint4*>(tile)[threadIdx.x + i * SPLIT_WARPS * WARP] = piece[i];
+    }
+};
+
+constexpr int POSITIONS_A_WARP = KV_SPLIT / SPLIT_WARPS;
+
+// Scores of the warp's four positions for all query heads of the KV head; every key is read once.
+template <int HEAD_DIM, int N_GQA>
+__device__ __forceinline__ void split_scores(const float* q, const u16* keys, i64 stride, int n_seen, float scale,
+                                             float (&scores)[N_GQA][KV_SPLIT], u32 op, u32* fault) {
+    using Quads = HeadQuads<HEAD_DIM>;
+    const int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * POSITIONS_A_WARP;
+    float4 key[POSITIONS_A_WARP][Quads::N];
+#pragma unroll
+    for (int j = 0; j < POSITIONS_A_WARP; j++) {
+#pragma unroll
+        for (int i = 0; i < Quads::N; i++) {
+            uint2 h = make_uint2(0, 0);
+            if (first + j < n_seen && Quads::has(i, lane)) {
+                h = reinterpret_cast<const uint2*>(keys + (first + j) * stride)[lane + WARP * i];
+            }
+            key[j][i] = widen_quad(h);
+        }
+    }
+    const int own = first + row_of_lane<POSITIONS_A_WARP>(lane);
+#pragma unroll
+    for (int h = 0; h < N_GQA; h++) {
+        const Quads query = Quads::load(q + h * HEAD_DIM, lane);
+        float part[POSITIONS_A_WARP];
+#pragma unroll
+        for (int j = 0; j < POSITIONS_A_WARP; j++) {
+            part[j] = products(query.v[0], key[j][0]);
+#pragma unroll
+            for (int i = 1; i < Quads::N; i++) part[j] = add_products(part[j], query.v[i], key[j][i]);
+        }
+        const float score = mul(positive_zero(tree_rows(part, lane)), scale);
+        if (lane % (WARP / POSITIONS_A_WARP) == 0) {
+            if (own < n_seen) check_finite(score, op, fault);
+            scores[h][own] = score;
+        }
+    }
+}
+
+// Turn the scores of one query head into weights, in place; a lane a position.
+__device__ __forceinline__ void split_softmax(float* scores, int n_seen, int lane, float& maximum, float& sum) {
+    const float score = lane < n_seen ? scores[lane] : __int_as_float(0xff800000);  // -infinity
+    maximum = score;
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        maximum = max_nan(maximum, __shfl_xor_sync(0xffffffffu, maximum, offset));
+    }
+    const float weight = lane < n_seen ? exp_(sub(score, maximum)) : 0.0f;
+    sum = tree(weight);
+    scores[lane] = weight;
+}
+
+// Sum of weight * value over the 32 positions, in order; a thread two elements of every SLICES-th query head.
+template <int HEAD_DIM, int N_GQA>
+__device__ __forceinline__ void split_values(const u16* tile, const float (&weights)[N_GQA][KV_SPLIT], float* values,
+                                             i64 head_stride) {
+    constexpr int N_PAIRS = HEAD_DIM / 2, SLICES = SPLIT_WARPS * WARP / N_PAIRS, N = (N_GQA + SLICES - 1) / SLICES;
+    const int pair = threadIdx.x % N_PAIRS, slice = threadIdx.x / N_PAIRS;
+    float2 sum[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) sum[i] = make_float2(0.0f, 0.0f);
+#pragma unroll 8
+    for (int j = 0; j < KV_SPLIT; j++) {
+        const u32 two = reinterpret_cast<const u32*>(tile)[j * N_PAIRS + pair];
+        const float x = half_to_float(u16(two)), y = half_to_float(u16(two >> 16));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int head = slice + i * SLICES;
+            if (N_GQA % SLICES != 0 && head >= N_GQA) break;
+            sum[i].x = add(sum[i].x, mul(weights[head][j], x));
+            sum[i].y = add(sum[i].y, mul(weights[head][j], y));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int head = slice + i * SLICES;
+        if (head < N_GQA) reinterpret_cast<float2*>(values + head * head_stride)[pair] = sum[i];
+    }
+}
+
+// attention_split: q (n_tokens, N_HEAD, HEAD_DIM) f32 and the cache -> maxima, sums (tokens, N_HEAD, n_split) f32,
+//   values (tokens, N_HEAD, n_split, HEAD_DIM) f32, with n_split = ceil(n_ctx / 32);
+//   the launch's first token is number `first_token` of the pack; the results begin with that token
+// bytes    per token 4 * (p + 1) * N_HEAD_KV * HEAD_DIM read, 4 * n_split(p) * N_HEAD * (HEAD_DIM + 2) written
+// launch   grid (N_HEAD_KV, ceil(n_ctx / 32), tokens of the launch), block (256)
+// numerics score: sum32 over a head; a split's weights by tree, its values in order of position
+// faults   attention, on the scores: a key of -infinity would otherwise become a position of weight 0
+template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV>
+__global__ void __launch_bounds__(SPLIT_WARPS* WARP)
+    attention_split(const float* __restrict__ q, const u16* __restrict__ cache_k, const u16* __restrict__ cache_v,
+                    const int* __restrict__ control, int first_token, float scale, float* __restrict__ maxima,
+                    float* __restrict__ sums, float* __restrict__ values, u32 op, u32* fault) {
+    static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256);
+    constexpr int N_GQA = N_HEAD / N_HEAD_KV;
+    __shared__ __align__(16) u16 tile[KV_SPLIT * HEAD_DIM];
+    __shared__ __align__(16) float weights[N_GQA][KV_SPLIT];
+    const int kv = blockIdx.x, split = blockIdx.y, n_split = gridDim.y, token = first_token + blockIdx.z;
+    const int n_behind = control[1] + token + 1 - split * KV_SPLIT;  // positions seen from the split's first on
+    if (n_behind <= 0) return;
+    const int n_seen = n_behind < KV_SPLIT ? n_behind : KV_SPLIT;
+    constexpr i64 STRIDE = i64(N_HEAD_KV) * HEAD_DIM;
+    const i64 at = split * KV_SPLIT * STRIDE + kv * HEAD_DIM;
+    ValueTile<HEAD_DIM> v;
+    v.load(cache_v + at, STRIDE, n_seen);
+    const float* queries = q + (i64(token) * N_HEAD + kv * N_GQA) * HEAD_DIM;
+    split_scores<HEAD_DIM, N_GQA>(queries, cache_k + at, STRIDE, n_seen, scale, weights, op, fault);
+    v.store(tile);
+    __syncthreads();
+    const i64 result = (i64(blockIdx.z) * N_HEAD + kv * N_GQA) * n_split + split;  // of the first query head
+    const int lane = threadIdx.x % WARP;
+    for (int h = threadIdx.x / WARP; h < N_GQA; h += SPLIT_WARPS) {
+        float maximum, sum;
+        split_softmax(weights[h], n_seen, lane, maximum, sum);
+        if (lane == 0) {
+            maxima[result + h * n_split] = maximum;
+            sums[result + h * n_split] = sum;
+        }
+    }
+    __syncthreads();
+    split_values<HEAD_DIM, N_GQA>(tile, weights, values + result * HEAD_DIM, i64(n_split) * HEAD_DIM);
+}
+
+// The largest of n values, NaN if any is; all HEAD_DIM threads of the block get it.
+template <int HEAD_DIM>
+__device__ __forceinline__ float block_max(const float* v, int n) {
+    __shared__ float warp_maxima[HEAD_DIM / WARP];
+    float maximum = v[0];
+    for (int i = threadIdx.x; i < n; i += HEAD_DIM) maximum = max_nan(maximum, v[i]);
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        maximum = max_nan(maximum, __shfl_xor_sync(0xffffffffu, maximum, offset));
+    }
+    if (threadIdx.x % WARP == 0) warp_maxima[threadIdx.x / WARP] = maximum;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / WARP; i++) maximum = max_nan(maximum, warp_maxima[i]);
+    return maximum;
+}
+
+// attention_combine: maxima, sums, values of attention_split, gate from qg -> y (n_tokens, N_HEAD * HEAD_DIM) f32,
+//   q8 (n_tokens, N_HEAD * HEAD_DIM) i8, scales (n_tokens, N_HEAD * HEAD_DIM / 32); first_token as in attention_split
+// bytes    per token 4 * n_split(p) * N_HEAD * (HEAD_DIM + 2) + 9.25 * N_HEAD * HEAD_DIM
+// launch   grid (N_HEAD, tokens of the launch), block (HEAD_DIM): a thread an element, over the splits in order
+// numerics docs/numerics.md, "Attention": two sums over the splits in order, one division
+// faults   attention, on out
+template <int HEAD_DIM, int N_HEAD>
+__global__ void __launch_bounds__(HEAD_DIM)
+    attention_combine(const float* __restrict__ qg, const float* __restrict__ maxima, const float* __restrict__ sums,
+                      const float* __restrict__ values, const int* __restrict__ control, int first_token, int n_split,
+                      float* __restrict__ y, i8* __restrict__ q8, GroupScale* __restrict__ scales, u32 op, u32* fault) {
+    __shared__ float factors[HEAD_DIM], weighted_sums[HEAD_DIM];
+    const int head = blockIdx.x, token = first_token + blockIdx.y, i = threadIdx.x;
+    const float gate = qg[((i64(token) * N_HEAD + head) * 2 + 1) * HEAD_DIM + i];
+    const i64 first = (i64(blockIdx.y) * N_HEAD + head) * n_split;
+    const int n = (control[1] + token) / KV_SPLIT + 1;
+    const float maximum = block_max<HEAD_DIM>(maxima + first, n);
+    float total = 0.0f, out = 0.0f;
+    for (int begin = 0; begin < n; begin += HEAD_DIM) {
+        __syncthreads();
+        if (begin + i < n) {
+            factors[i] = exp_(sub(maxima[first + begin + i], maximum));
+            weighted_sums[i] = mul(factors[i], sums[first + begin + i]);
+        }
+        __syncthreads();
+        const int m = n - begin < HEAD_DIM ? n - begin : HEAD_DIM;
+#pragma unroll 8
+        for (int s = 0; s < m; s++) {
+            total = add(total, weighted_sums[s]);
+            out = add(out, mul(factors[s], values[(first + begin + s) * HEAD_DIM + i]));
+        }
+    }
+    out = div(out, total);
+    check_finite(out, op, fault);
+    const float gated = mul(out, sigmoid(gate));
+    const i64 row = i64(token) * N_HEAD * HEAD_DIM;
+    y[row + head * HEAD_DIM + i] = gated;
+    quantize_group(gated, (head * HEAD_DIM + i) / SUB_BLOCK, q8 + row, scales + row / SUB_BLOCK, i % WARP);
+}
