@@ -52,3 +52,10 @@ def gate(session: nox.Session) -> None:
     """Judge the records of the last run: 0 match, 1 mismatch, 2 not measured, 3 cannot be judged."""
     install(session)
     session.run("python", "-m", "conformance", "gate", *session.posargs)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a CUDA device; EXTRA is cuda13 unless CUDA_EXTRA names another."""
+    install(session, "build", "dev", session.env.get("CUDA_EXTRA") or "cuda13")
+    session.run("pytest", "-m", "gpu", *session.posargs)

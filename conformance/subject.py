@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from baselines.llama_cpp.process import ProcessResult, run_process
 from conformance.controls import CONTROLS
 from engine.errors import EngineError
-from engine.generate import PREFILL_PACK, Engine, Generation, PrefillMode, load_engine
+from engine.generate import Engine, Generation, PrefillMode, load_engine
+from engine.placement import N_PACK
 
 Status: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory"]
 ReportProgress: TypeAlias = Callable[[int, int], None]
@@ -175,7 +176,7 @@ def _measurement(
             "backend": request.backend,
             "n_ctx": engine.n_ctx,
             "prefill": request.prefill[0],
-            "prefill_pack": PREFILL_PACK,
+            "prefill_pack": N_PACK,
             "type_k": "f16",
             "type_v": "f16",
         },

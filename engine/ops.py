@@ -62,8 +62,11 @@ class Ops(Protocol):
     def end_loading(self) -> None:
         """Free what only loading needed; called once after the last matrix."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
-        """Return a zeroed buffer for the decode state."""
+    def state_buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+        """Return a zeroed buffer for the decode state.
+
+        A backend may keep one buffer per name; asking for it again then ends the sequence that had it.
+        """
 
     def begin_layer(self, il: int) -> None:
         """Name the layer that the next ops belong to, for error messages and wrappers."""

@@ -58,12 +58,12 @@ def encode_floats(type_name: str, values: NDArray[np.float32]) -> Bytes:
     return _FLOAT_ENCODERS[type_name](values).view(np.uint8)
 
 
-def half(value: float) -> np.uint16:
+def half(value: float) -> int:
     """Return the bits of a value that float16 holds exactly; raises ValueError if it does not."""
     rounded = np.float16(value)
     if float(rounded) != value:
         raise ValueError(f"block scale {value!r} is not a float16")
-    return rounded.view(np.uint16)
+    return int(rounded.view(np.uint16))
 
 
 def scale_steps(target: float) -> tuple[list[int], float]:
@@ -79,13 +79,13 @@ def scale_steps(target: float) -> tuple[list[int], float]:
     return [centre - 4 + step for step in range(8)], math.ldexp(1.0, exponent)
 
 
-def _write_scale(blocks: Bytes, at: int, table: list[np.uint16]) -> None:
+def _write_scale(blocks: Bytes, at: int, table: list[int]) -> None:
     """Replace the two random bytes at `at` of each block by the entry of `table` that the first of them picks."""
     bits = np.array(table, dtype="<u2")[blocks[:, at] % len(table)]
     blocks[:, at : at + 2] = bits.view(np.uint8).reshape(-1, 2)
 
 
-def _signed_scales(d: float) -> list[np.uint16]:
+def _signed_scales(d: float) -> list[int]:
     mantissas, unit = scale_steps(d)
     return [half(sign * mantissa * unit) for sign in (1, -1) for mantissa in mantissas]
 
@@ -138,7 +138,8 @@ def _to_f16(values: NDArray[np.float32]) -> NDArray[np.float16]:
 def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     bits = values.astype("<f4", copy=False).view("<u4")
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype("<u2")
+    halves: NDArray[np.uint16] = (rounded >> np.uint32(16)).astype("<u2")
+    return halves
 
 
 _WRITERS: dict[str, Callable[[Bytes, float], None]] = {

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFWriter, LlamaFileType
@@ -54,9 +53,7 @@ def make_model(
     return write_model(spec, out, sparse=sparse, progress=progress)
 
 
-def write_model(
-    spec: ModelSpec, out: Path, *, sparse: bool = False, progress: Progress | None = None
-) -> ModelSummary:
+def write_model(spec: ModelSpec, out: Path, *, sparse: bool = False, progress: Progress | None = None) -> ModelSummary:
     """Write the model described by `spec` to `out`, replacing a file there only once the new one is complete.
 
     sparse: write header and directory, leave the weights a hole of the right size (for `inspect` and sums).
@@ -156,14 +153,14 @@ def _append_weights(
     return digest.hexdigest()
 
 
-def _file_chunks(spec: ModelSpec, plan: list[PlannedTensor], groups: Groups) -> Iterator[memoryview]:
+def _file_chunks(spec: ModelSpec, plan: list[PlannedTensor], groups: Groups) -> Iterator[bytes]:
     """Yield the data section: each tensor's chunks, then its padding."""
     for tensor in plan:
         for chunk in tensor_chunks(spec, tensor, groups):
-            yield memoryview(np.ascontiguousarray(chunk)).cast("B")
+            yield chunk.tobytes()
         padding = _padded(tensor.n_bytes) - tensor.n_bytes
         if padding:
-            yield memoryview(bytes(padding))
+            yield bytes(padding)
 
 
 def _padded(n_bytes: int) -> int:

@@ -32,12 +32,14 @@ class RandomStream:
 
     def below(self, limit: int, n: int) -> NDArray[np.int64]:
         """Return n integers in [0, limit), for limits far below 2**64 (the bias is limit / 2**64)."""
-        return (self.words(n) % np.uint64(limit)).astype(np.int64)
+        remainders: NDArray[np.int64] = (self.words(n) % np.uint64(limit)).astype(np.int64)
+        return remainders
 
     def symmetric(self, n: int) -> NDArray[np.float32]:
         """Return n float32 values uniform in [-1, 1), exact multiples of 2**-23."""
         integers = self.bytes((n, 4)).view("<i4").reshape(n) >> 8
-        return integers.astype(np.float32) * np.float32(2.0**-23)
+        values: NDArray[np.float32] = integers.astype(np.float32) * np.float32(2.0**-23)
+        return values
 
     def permutation(self, n: int) -> NDArray[np.int64]:
         """Return a random order of 0..n-1 (a stable sort of random keys)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from gguf import TokenType
 
@@ -40,7 +41,7 @@ le la les des est une pour dans que qui sur avec pas plus élève forêt châtea
 el los las una por con para como pero más también señor mañana niño corazón árbol
 il che non per sono della città perché più così
 и в не на что он как это по но из за так все мы вы дом река город книга время жизнь слово
-το και της είναι για με από που στο νερό ήλιος
+της είναι στο νερό ήλιος θάλασσα δέντρο φως
 的 是 不 了 在 人 有 我 他 这 中 大 来 上 国 水 河 山 天气 今天 明天 我们 他们 世界 语言 模型 引擎
 の は を に が と で する ある いる これ それ 言葉 今日 水 山 川
 그 이 저 나는 우리 물 산 하늘 오늘 나라
@@ -103,7 +104,7 @@ def learn_merges() -> list[tuple[str, str]]:
     taken = set(alphabet.values())
     merges: list[tuple[str, str]] = []
     while len(merges) < _MAX_MERGES:
-        counts = Counter(pair for word in words for pair in zip(word, word[1:], strict=False))
+        counts = Counter(pair for word in words for pair in pairwise(word))
         fresh = [pair for pair in counts if pair[0] + pair[1] not in taken]
         if not fresh:
             break

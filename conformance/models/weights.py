@@ -62,7 +62,7 @@ def _vector(spec: ModelSpec, tensor: PlannedTensor, stream: RandomStream) -> NDA
     stem = _stem(tensor.name)
     centre, half_width = _VECTORS.get(stem, _NORM)
     n = tensor.shape[0]
-    values = np.float32(centre) + np.float32(half_width) * stream.symmetric(n)
+    values: NDArray[np.float32] = np.float32(centre) + np.float32(half_width) * stream.symmetric(n)
     if stem in ("attn_q_norm", "attn_k_norm"):
         values[: spec.n_rot] *= np.float32(_ROTATED_NORM)
     if spec.tied_output and tensor.name == "output_norm.weight":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, RequestError
 
-Scheduling = Literal["spin", "auto"]
+SCHEDULING = ("spin", "auto")
 
 
 class NoDeviceError(EngineError):
@@ -24,13 +25,17 @@ class Device:
     memory_n_bytes: int
 
 
-def open_device(scheduling: Scheduling = "spin") -> Device:
+def open_device(scheduling: str = "spin") -> Device:
     """Return device 0, its primary context set to `scheduling`; NoDeviceError says what is missing.
 
     "spin" makes the host poll while it waits for a step, which saves the wake-up from a sleep (about 210 us a
     step under WSL2, according to the report that this engine follows); "auto" lets the driver choose. The flag
     must be set before anything else makes the context.
     """
+    if scheduling not in SCHEDULING:
+        raise RequestError(f"--scheduling is {scheduling!r}, expected one of: {', '.join(SCHEDULING)}")
+    # Kernels loaded lazily would load inside a graph capture, where that is not allowed.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     try:
         from cuda.bindings import driver
         from cupy.cuda import runtime

@@ -33,4 +33,5 @@ class Kernels:
     def write_global(self, name: str, values: Any) -> None:
         """Copy a NumPy array to the __device__ variable behind the expression `&NAME`."""
         address = self._module.get_global_var(self.cubin.lowered[f"&{name}"])
-        address.copy_from_host(values.ctypes.data, values.nbytes)
+        runtime = cupy.cuda.runtime
+        runtime.memcpy(int(address), values.ctypes.data, values.nbytes, runtime.memcpyHostToDevice)

@@ -13,7 +13,7 @@ from engine.gguf.inventory import padded_n_bytes
 
 
 class DeviceMemory:
-    """Hands out 256-byte aligned blocks until the budget is used up; nothing is handed back before the end.
+    """Hands out 256-byte aligned blocks until the budget is used up.
 
     `n_allocations` and `n_bytes` count what was taken, so a test can show that decoding takes nothing more.
     """
@@ -45,6 +45,10 @@ class DeviceMemory:
         pointer = self.allocate(n_bytes)
         pointer.memset(0, max(n_bytes, 1))
         return cupy.ndarray(shape, dtype, pointer)
+
+    def release(self, array: cupy.ndarray) -> None:
+        """Take a block that `array` returned off the count; it is freed when the caller drops it."""
+        self.n_bytes -= padded_n_bytes(array.nbytes)
 
 
 class Pool:

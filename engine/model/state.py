@@ -31,21 +31,21 @@ def new_state(config: ModelConfig, ops: Ops, n_ctx: int) -> DecodeState:
     """Return the state before the first token, with room for `n_ctx` positions in the KV caches."""
     return DecodeState(
         tuple(
-            _recurrent(config, ops) if config.is_recurrent(il) else _kv_cache(config, ops, n_ctx)
+            _recurrent(il, config, ops) if config.is_recurrent(il) else _kv_cache(il, config, ops, n_ctx)
             for il in range(config.n_layer)
         ),
         n_ctx,
     )
 
 
-def _recurrent(config: ModelConfig, ops: Ops) -> RecurrentState:
+def _recurrent(il: int, config: ModelConfig, ops: Ops) -> RecurrentState:
     d = config.ssm_d_state
     return RecurrentState(
-        conv=ops.zeros((config.ssm_d_conv - 1, config.conv_channels), np.float32),
-        ssm=ops.zeros((config.n_v_heads, d, d), np.float32),
+        conv=ops.state_buffer(f"conv.{il}", (config.ssm_d_conv - 1, config.conv_channels), np.float32),
+        ssm=ops.state_buffer(f"ssm.{il}", (config.n_v_heads, d, d), np.float32),
     )
 
 
-def _kv_cache(config: ModelConfig, ops: Ops, n_ctx: int) -> KVCache:
+def _kv_cache(il: int, config: ModelConfig, ops: Ops, n_ctx: int) -> KVCache:
     shape = (n_ctx, config.n_head_kv, config.head_dim)
-    return KVCache(ops.zeros(shape, np.float16), ops.zeros(shape, np.float16))
+    return KVCache(ops.state_buffer(f"k.{il}", shape, np.float16), ops.state_buffer(f"v.{il}", shape, np.float16))

@@ -40,8 +40,8 @@ class NumpyOps:
     def end_loading(self) -> None:
         """Do nothing: matrices are unpacked as they come."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
-        """Return a zeroed array."""
+    def state_buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+        """Return a new zeroed array."""
         return np.zeros(shape, dtype=dtype)
 
     def begin_layer(self, il: int) -> None:

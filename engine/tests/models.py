@@ -85,7 +85,15 @@ SHAPES: dict[str, Shape] = {
 """Every format, both kinds of layers, tied and untied output; the first has a head large enough for threads."""
 
 TINY = Shape(
-    n_k_heads=1, n_v_heads=2, d_state=32, head_dim=32, n_head=2, n_head_kv=1, n_ff=256, n_vocab=48, sections=(2, 1, 1, 0)
+    n_k_heads=1,
+    n_v_heads=2,
+    d_state=32,
+    head_dim=32,
+    n_head=2,
+    n_head_kv=1,
+    n_ff=256,
+    n_vocab=48,
+    sections=(2, 1, 1, 0),
 )
 """Small enough to be computed one scalar at a time."""
 

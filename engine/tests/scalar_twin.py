@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Sequence
 from decimal import Decimal, localcontext
-from functools import lru_cache
+from functools import cache
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -163,7 +163,7 @@ class SubBlock(NamedTuple):
     minimum: np.float32 | None
 
 
-@lru_cache(maxsize=None)
+@cache
 def sub_blocks(type_name: str, row: bytes) -> list[SubBlock]:
     """Take a row of a quantised matrix apart."""
     unpack, n_bytes = _UNPACK[type_name]
@@ -227,9 +227,7 @@ def _with_minimum(block: bytes, s: int, q: list[int]) -> SubBlock:
 
 def _q4_k(block: bytes) -> list[SubBlock]:
     qs = block[16:]
-    return [
-        _with_minimum(block, s, [_nibble(qs[32 * (s // 2) + j], s % 2 == 1) for j in range(32)]) for s in range(8)
-    ]
+    return [_with_minimum(block, s, [_nibble(qs[32 * (s // 2) + j], s % 2 == 1) for j in range(32)]) for s in range(8)]
 
 
 def _q5_k(block: bytes) -> list[SubBlock]:
@@ -272,7 +270,7 @@ def _iq4_xs(block: bytes) -> list[SubBlock]:
 
 
 def _iq3_s(block: bytes) -> list[SubBlock]:
-    gguf.quants.IQ3_S.init_grid()
+    gguf.quants.IQ3_S.init_grid()  # type: ignore[no-untyped-call]
     grid = np.asarray(gguf.quants.IQ3_S.grid).reshape(512, 4)
     qs, qh, signs, scales = block[2:66], block[66:74], block[74:106], block[106:110]
     subs = []

@@ -100,7 +100,8 @@ def test_value_heads_are_tiled_over_key_heads(ops: NumpyOps) -> None:
     q, k, v = qkv[0, : 2 * d].reshape(2, d), qkv[0, 2 * d : 4 * d].reshape(2, d), qkv[0, 4 * d :].reshape(6, d)
     q[1, 5] = k[1, 5] = 1.0  # only key head 1 speaks
     v[:] = 1.0
-    out = ops.gated_delta(qkv, *(np.zeros((1, 6), np.float32),) * 2, *(np.zeros(6, np.float32),) * 2, np.zeros((6, d, d), np.float32))
+    per_token, per_head = np.zeros((1, 6), np.float32), np.zeros(6, np.float32)
+    out = ops.gated_delta(qkv, per_token, per_token, per_head, per_head, np.zeros((6, d, d), np.float32))
     assert [bool(head.any()) for head in out[0]] == [False, True, False, True, False, True]
 
 

@@ -62,7 +62,7 @@ def test_decoded_logits_equal_a_prefill_over_the_same_ids(engine: Engine, run: A
 
 def test_both_prefills_and_repeats_give_the_same_run(engine: Engine, run: Any) -> None:
     for prefill in ("layer_major", "token_major", "layer_major"):
-        again = engine.run(PROMPT, 12, prefill=prefill, keep_logits=True)  # type: ignore[arg-type]
+        again = engine.run(PROMPT, 12, prefill=prefill, keep_logits=True)
         assert again.generated_token_ids == run.generated_token_ids
         assert_same_bits(again.logits, run.logits)
 
@@ -84,7 +84,7 @@ def test_prompts_longer_than_a_prefill_chunk(path: Path, monkeypatch: pytest.Mon
     engine = load_engine(path, n_ctx=64, n_threads=1)
     ids = [int(t) for t in np.random.default_rng(0).integers(0, 300, 23)]
     _, whole = engine.prefill(ids)
-    monkeypatch.setattr("engine.generate.PREFILL_CHUNK", 10)
+    monkeypatch.setattr("engine.generate.N_CHUNK", 10)
     state, chunked = engine.prefill(ids)
     assert state.n_past == 23
     assert_same_bits(chunked, whole)
@@ -140,7 +140,7 @@ def test_greedy_takes_the_lowest_id_on_a_tie(engine: Engine) -> None:
 def test_the_whole_context_can_be_used(path: Path) -> None:
     engine = load_engine(path, n_ctx=8, n_threads=1)
     assert len(engine.run(PROMPT, 3).generated_token_ids) == 3  # the last id needs no place
-    assert engine.prefill(PROMPT + [1, 2])[0].n_past == 8
+    assert engine.prefill([*PROMPT, 1, 2])[0].n_past == 8
 
 
 # Requests that cannot be served
@@ -164,9 +164,7 @@ def test_ids_out_of_range_are_refused(engine: Engine) -> None:
 
 
 def test_a_context_too_small_is_refused(engine: Engine) -> None:
-    assert message(engine, [1] * 60, 6) == (
-        "60 prompt tokens and 5 decode steps need -c 65, the context has 64"
-    )
+    assert message(engine, [1] * 60, 6) == ("60 prompt tokens and 5 decode steps need -c 65, the context has 64")
     with pytest.raises(RequestError) as caught:
         engine.prefill([1] * 65)
     assert str(caught.value) == "65 prompt tokens and 0 decode steps need -c 65, the context has 64"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +75,7 @@ def test_row_sum_error_against_float64() -> None:
     terms = normal(200, 5120)
     exact = terms.astype(np.float64).sum(axis=1)
     scale = np.abs(terms).astype(np.float64).sum(axis=1)
-    assert (np.abs(numerics.row_sum(terms) - exact) / scale).max() < 1e-7
+    assert (np.abs(numerics.row_sum(terms) - exact) / scale).max() < 3e-8
 
 
 def test_tree_folds_by_halves() -> None:
@@ -84,12 +86,11 @@ def test_tree_folds_by_halves() -> None:
 
 # Elementary functions
 
-SPECIAL = np.array(
-    [0.0, -0.0, 1.0, -1.0, 20.0, 20.000002, 19.999998, 88.72283, 88.72284, 90.0, 90.1, 1e30, F32_MAX, np.inf]
-    + [-20.0, -87.33654, -87.4, -88.7, -88.73, -103.9, -104.0, -105.0, -105.1, -1e30, -np.inf, 2.0**-149, -(2.0**-149)]
-    + [2.0**-126, 2.0**-25, -(2.0**-24), 0.34657359, 0.34657362, -0.34657359],
-    dtype=np.float32,
-)
+SATURATED = [-1e30, -105.1, -105.0, -104.0, -103.9, -88.73, -88.7, -87.4, -87.33654, 88.72283, 88.72284, 90.0, 90.1]
+THRESHOLDS = [-20.0, 19.999998, 20.0, 20.000002, -1.0, 1.0, -0.34657359, 0.34657359, 0.34657362, 1e30, F32_MAX]
+NEAR_ZERO = [0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 2.0**-25, -(2.0**-24)]
+SPECIAL = np.array([*SATURATED, *THRESHOLDS, *NEAR_ZERO], dtype=np.float32)
+"""Ends of branches, of the normal range and of f32, and halves of ln 2, where the reduction of exp turns over."""
 
 
 def sample(low: float, high: float, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -112,7 +113,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_follow_the_steps_of_the_contract(name: str) -> None:
     ours, scalar = FUNCTIONS[name]
-    x = np.concatenate([sample(-110, 95, 4000), SPECIAL[np.isfinite(SPECIAL)]])
+    x = np.concatenate([sample(-110, 95, 4000), SPECIAL])
     assert_same_bits(ours(x), [scalar(value) for value in x])
 
 
@@ -132,11 +133,11 @@ def float64_sigmoid(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("ours", "exact", "low", "high", "limit"),
     [
-        (numerics.exp, np.exp, -105.0, 88.722, EXP_ULP := 1.03),
-        (numerics.log, np.log, 1.0, F32_MAX, LOG_ULP := 1.97),
-        (numerics.softplus, float64_softplus, -105.0, 100.0, SOFTPLUS_ULP := 3.07),
-        (numerics.sigmoid, float64_sigmoid, -87.0, 105.0, SIGMOID_ULP := 2.5),
-        (numerics.silu, lambda x: x * float64_sigmoid(x), -87.0, 105.0, SILU_ULP := 2.5),
+        (numerics.exp, np.exp, -105.0, 88.722, 1.03),
+        (numerics.log, np.log, 1.0, F32_MAX, 1.97),
+        (numerics.softplus, float64_softplus, -105.0, 100.0, 3.34),
+        (numerics.sigmoid, float64_sigmoid, -87.0, 105.0, 2.5),
+        (numerics.silu, lambda x: x * float64_sigmoid(x), -87.0, 105.0, 2.5),
     ],
     ids=["exp", "log", "softplus", "sigmoid", "silu"],
 )
@@ -185,6 +186,16 @@ def test_sigmoid_and_silu_saturate_without_nan() -> None:
     assert_same_bits(numerics.silu(x), [-0.0, -0.0, 89.0, 1e30])
 
 
+def test_check_values_in_the_docs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "numerics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| (\S+)[^|]* \| ([0-9A-F]{8}) \| ([0-9A-F]{8}) \| ([0-9A-F]{8}) \| ([0-9A-F]{8}) \|", page)
+    assert [row[0] for row in rows] == ["1", "-1", "0.1", "-88"]
+    for x, *expected in rows:
+        argument = np.array([x], dtype=np.float32)
+        got = [f"{int(bits(ours(argument))[0]):08X}" for ours, _ in FUNCTIONS.values()]
+        assert got == expected
+
+
 @pytest.mark.parametrize("function", [numerics.exp, numerics.softplus, numerics.sigmoid, numerics.silu])
 def test_nan_stays_nan(function: Callable[[Any], Any]) -> None:
     assert np.isnan(function(np.array([np.nan], dtype=np.float32))[0])
@@ -211,6 +222,13 @@ def test_rms_norm_of_zeros_is_zero_and_of_a_constant_is_the_weight() -> None:
     weight = normal(128)
     assert not numerics.rms_norm(np.zeros((1, 128), dtype=np.float32), weight, 1e-6, 32).any()
     assert_same_bits(numerics.rms_norm(np.full((1, 128), 4096.0, dtype=np.float32), weight, 1e-6, 32)[0], weight)
+
+
+def test_rms_norm_error_against_float64() -> None:
+    x = normal(100, 5120).astype(np.float64)
+    exact = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6)
+    ours = numerics.rms_norm(x.astype(np.float32), np.ones(5120, dtype=np.float32), 1e-6, 256)
+    assert np.abs(ours[exact != 0] / exact[exact != 0] - 1).max() < 4 * 2.0**-24
 
 
 @pytest.mark.parametrize("d", [64, 128])

@@ -61,6 +61,14 @@ def test_a_wrapper_sees_every_op_of_the_forward_pass(path: Path) -> None:
     assert {name: counts[name] for name in expected} == expected
 
 
+def test_a_wrapper_sees_the_ops_of_decoding_too(path: Path) -> None:
+    engine = load_engine(path, n_ctx=16, n_threads=1, wrap_ops=lambda ops: cast(Ops, CountedOps(ops)))
+    counts = cast(CountedOps, engine.ops).counts
+    counts.clear()
+    engine.run([1, 2, 3, 4], 3)
+    assert (counts["embed"], counts["head"], counts["argmax"], counts["attention"]) == (3, 3, 3, 3)
+
+
 def test_an_overridden_op_takes_effect(path: Path) -> None:
     _, plain = load_engine(path, n_ctx=16, n_threads=1).prefill(PROMPT)
     wrapped = load_engine(path, n_ctx=16, n_threads=1, wrap_ops=lambda ops: cast(Ops, SilentGate(ops)))

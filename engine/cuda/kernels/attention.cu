@@ -256,9 +256,9 @@ __device__ __forceinline__ float block_max(const float* v, int n) {
 // bytes    per token 4 * n_split(p) * N_HEAD * (HEAD_DIM + 2) + 9.25 * N_HEAD * HEAD_DIM
 // launch   grid (N_HEAD, tokens of the launch), block (HEAD_DIM): a thread an element, over the splits in order
 // numerics docs/numerics.md, "Attention": two sums over the splits in order, one division
-// faults   attention, on out
+// faults   attention, on out, and on the gate: an infinite one would become 0 or 1
 template <int HEAD_DIM, int N_HEAD>
-__global__ void __launch_bounds__(HEAD_DIM)
+__global__ void __launch_bounds__(HEAD_DIM, 1)  // the 1: else the assembler squeezes into 32 registers and may spill
     attention_combine(const float* __restrict__ qg, const float* __restrict__ maxima, const float* __restrict__ sums,
                       const float* __restrict__ values, const int* __restrict__ control, int first_token, int n_split,
                       float* __restrict__ y, i8* __restrict__ q8, GroupScale* __restrict__ scales, u32 op, u32* fault) {
@@ -285,6 +285,7 @@ __global__ void __launch_bounds__(HEAD_DIM)
     }
     out = div(out, total);
     check_finite(out, op, fault);
+    check_finite(gate, op, fault);
     const float gated = mul(out, sigmoid(gate));
     const i64 row = i64(token) * N_HEAD * HEAD_DIM;
     y[row + head * HEAD_DIM + i] = gated;

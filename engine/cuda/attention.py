@@ -1,0 +1,216 @@
+"""Launchers of attention.cu: norm, rotation and append to the KV cache; attention in splits; combination and gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import cupy
+import numpy as np
+
+from engine.cuda.buffers import DeviceActivation
+from engine.cuda.kernels import Kernels
+from engine.numerics import KV_SPLIT, SUB_BLOCK
+from engine.ops import KVCache
+
+ROPE_WARPS = 4
+SPLIT_THREADS = 256
+HEAD_SIZES = (64, 128, 256)
+"""Sizes of a head that the kernels are written for."""
+TOKENS_PER_LAUNCH = 4
+"""Tokens whose splits are in scratch at a time: a wider pack takes turns, so scratch does not grow with it."""
+
+
+class AttentionSizes(Protocol):
+    """What attention must know of a model."""
+
+    @property
+    def n_head(self) -> int: ...  # noqa: D102
+    @property
+    def n_head_kv(self) -> int: ...  # noqa: D102
+    @property
+    def head_dim(self) -> int: ...  # noqa: D102
+    @property
+    def n_rot(self) -> int: ...  # noqa: D102
+    @property
+    def rms_eps(self) -> float: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class RopeTables:
+    """cos and sin per position, each (n_ctx, n_rot / 2) f32, from numerics.rope_table on the host."""
+
+    cos: cupy.ndarray
+    sin: cupy.ndarray
+
+
+@dataclass(frozen=True)
+class AttentionScratch:
+    """Results of the splits on their way to the combination, all f32; see scratch_shapes."""
+
+    maxima: cupy.ndarray
+    sums: cupy.ndarray
+    values: cupy.ndarray
+
+
+def n_splits(n_ctx: int) -> int:
+    """Return the splits of a cache of n_ctx positions."""
+    return -(-n_ctx // KV_SPLIT)
+
+
+def scratch_shapes(config: AttentionSizes, n_ctx: int, pack: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of AttentionScratch's maxima, sums and values, f32, for packs of up to `pack` tokens.
+
+    With 24 heads of 256: 396,288 bytes a token at n_ctx = 512, and never more than 4 tokens.
+    """
+    per_split = (min(pack, TOKENS_PER_LAUNCH), config.n_head, n_splits(n_ctx))
+    return per_split, per_split, (*per_split, config.head_dim)
+
+
+def expressions(config: AttentionSizes, pack: int) -> list[str]:
+    """Return the kernels needed; the same for every pack width."""
+    return [_append_expression(config), _split_expression(config), _combine_expression(config)]
+
+
+def qk_norm_rope_append(
+    kernels: Kernels,
+    config: AttentionSizes,
+    qg: cupy.ndarray,
+    k: cupy.ndarray,
+    v: cupy.ndarray,
+    q_norm: cupy.ndarray,
+    k_norm: cupy.ndarray,
+    tables: RopeTables,
+    control: cupy.ndarray,
+    cache: KVCache,
+    q: cupy.ndarray,
+) -> cupy.ndarray:
+    """Normalise and rotate q and k, write k and v to `cache` at control[1] and after it, and return q.
+
+    qg: (n_tokens, n_head, 2, head_dim) f32, q and gate of each head; k, v: (n_tokens, n_head_kv, head_dim) f32;
+    q_norm, k_norm: (head_dim,) f32; control: i32, [1] the position of the first token; q: (n_tokens, n_head,
+    head_dim) f32, written.
+    """
+    n_warps = config.n_head + 2 * config.n_head_kv
+    kernels[_append_expression(config)](
+        (-(-n_warps // ROPE_WARPS), q.shape[0]),
+        (32 * ROPE_WARPS,),
+        (
+            qg,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            tables.cos,
+            tables.sin,
+            control,
+            np.float32(config.rms_eps),
+            q,
+            cache.k,
+            cache.v,
+        ),
+    )
+    return q
+
+
+def attention(
+    kernels: Kernels,
+    config: AttentionSizes,
+    q: cupy.ndarray,
+    qg: cupy.ndarray,
+    cache: KVCache,
+    control: cupy.ndarray,
+    scratch: AttentionScratch,
+    out: DeviceActivation,
+    *,
+    fault: cupy.ndarray,
+    op: np.uint32,
+) -> DeviceActivation:
+    """Attend from each token to the positions up to its own, gate, and write `out`, (n_tokens, n_head * head_dim).
+
+    q: (n_tokens, n_head, head_dim) f32, rotated; qg as in qk_norm_rope_append, for the gates; cache: (n_ctx,
+    n_head_kv, head_dim) f16, with the pack's own keys and values in it; fault: (1,) u32, set if a score or an
+    output is not finite; op: its faults.kernel_argument.
+    """
+    n_tokens = q.shape[0]
+    for first in range(0, n_tokens, TOKENS_PER_LAUNCH):
+        n = min(TOKENS_PER_LAUNCH, n_tokens - first)
+        _split(kernels, config, q, cache, control, scratch, first, n, fault, op)
+        _combine(kernels, config, qg, cache, control, scratch, first, n, out, fault, op)
+    return out
+
+
+def _split(
+    kernels: Kernels,
+    config: AttentionSizes,
+    q: cupy.ndarray,
+    cache: KVCache,
+    control: cupy.ndarray,
+    scratch: AttentionScratch,
+    first: int,
+    n: int,
+    fault: cupy.ndarray,
+    op: np.uint32,
+) -> None:
+    scale = np.float32(1.0 / math.sqrt(config.head_dim))
+    results = (scratch.maxima, scratch.sums, scratch.values)
+    kernels[_split_expression(config)](
+        (config.n_head_kv, n_splits(cache.k.shape[0]), n),
+        (SPLIT_THREADS,),
+        (q, cache.k, cache.v, control, np.int32(first), scale, *results, op, fault),
+    )
+
+
+def _combine(
+    kernels: Kernels,
+    config: AttentionSizes,
+    qg: cupy.ndarray,
+    cache: KVCache,
+    control: cupy.ndarray,
+    scratch: AttentionScratch,
+    first: int,
+    n: int,
+    out: DeviceActivation,
+    fault: cupy.ndarray,
+    op: np.uint32,
+) -> None:
+    results = (scratch.maxima, scratch.sums, scratch.values)
+    n_split = np.int32(n_splits(cache.k.shape[0]))
+    kernels[_combine_expression(config)](
+        (config.n_head, n),
+        (config.head_dim,),
+        (qg, *results, control, np.int32(first), n_split, out.x, out.q, out.scales, op, fault),
+    )
+
+
+def append_bytes_moved(config: AttentionSizes, n_tokens: int) -> int:
+    """Return the bytes that qk_norm_rope_append reads and writes."""
+    norms = 8 * config.head_dim
+    return norms + n_tokens * (config.head_dim * (8 * config.n_head + 12 * config.n_head_kv) + 4 * config.n_rot)
+
+
+def bytes_moved(config: AttentionSizes, position: int) -> int:
+    """Return the bytes that attention reads and writes for the token at `position`, scratch included."""
+    n_embd_q, n_embd_kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
+    cache = 4 * (position + 1) * n_embd_kv
+    scratch = 8 * n_splits(position + 1) * (n_embd_q + 2 * config.n_head)
+    return cache + scratch + 4 * n_embd_q + 9 * n_embd_q + 8 * (n_embd_q // SUB_BLOCK)
+
+
+def _append_expression(config: AttentionSizes) -> str:
+    return f"qk_norm_rope_append<{_head_dim(config)}, {config.n_head}, {config.n_head_kv}, {config.n_rot}>"
+
+
+def _split_expression(config: AttentionSizes) -> str:
+    return f"attention_split<{_head_dim(config)}, {config.n_head}, {config.n_head_kv}>"
+
+
+def _combine_expression(config: AttentionSizes) -> str:
+    return f"attention_combine<{_head_dim(config)}, {config.n_head}>"
+
+
+def _head_dim(config: AttentionSizes) -> int:
+    if config.head_dim not in HEAD_SIZES:
+        raise ValueError(f"attention is written for attention.key_length {HEAD_SIZES}, not {config.head_dim}")
+    return config.head_dim

@@ -1,0 +1,329 @@
+"""The CUDA backend: `engine.ops.Ops` as launches on one stream, all buffers fixed before the first token.
+
+Where one kernel covers several ops of the protocol, the earlier ones return what they were given and the last
+one launches: the convolution, the delta rule and the gated norm are one kernel, attention and its gate another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import numerics, quants
+from engine.cuda import argmax, attention, faults, gated_delta, gemv, plan, rms_norm
+from engine.cuda.buffers import MAX_PACK, DeviceActivation
+from engine.cuda.decoder import GraphDecoder
+from engine.cuda.device import Device
+from engine.cuda.faults import Op
+from engine.cuda.kernels import Kernels
+from engine.cuda.memory import DeviceMemory, Pool
+from engine.cuda.upload import Uploader, copy_in, pinned
+from engine.decoder import Run
+from engine.gguf.inventory import take_inventory
+from engine.gguf.reader import ModelFile
+from engine.model.config import ModelConfig
+from engine.ops import KVCache
+from engine.placement import N_CHUNK
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    qkv: cupy.ndarray
+    weight: cupy.ndarray
+    state: cupy.ndarray
+
+
+@dataclass(frozen=True)
+class _Delta:
+    convolution: _Convolution
+    alpha: cupy.ndarray
+    beta: cupy.ndarray
+    dt: cupy.ndarray
+    a: cupy.ndarray
+    state: cupy.ndarray
+
+
+@dataclass(frozen=True)
+class _Attention:
+    q: cupy.ndarray
+    cache: KVCache
+    control: cupy.ndarray
+
+
+class CudaOps:
+    """Runs one model on one device with a context of n_ctx positions."""
+
+    def __init__(
+        self, model: ModelFile, config: ModelConfig, device: Device, n_ctx: int, vram_budget_n_bytes: int | None
+    ) -> None:
+        self._config, self._n_ctx = config, n_ctx
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream.use()
+        self.memory = DeviceMemory(vram_budget_n_bytes)
+        self.kernels = Kernels(plan.expressions(config, model.tensors), device.arch)
+        self.kernels.write_global("iq3s_grid", gemv.iq3s_grid_words())
+        self._weights = Pool(self.memory, take_inventory(model.tensors.values(), config.n_layer).resident_n_bytes)
+        self._uploader: Uploader | None = Uploader(self.kernels, self.memory)
+        self._layer = 0
+        self._state: dict[str, cupy.ndarray] = {}
+
+    def load_matrix(self, type_name: str, raw: NDArray[np.uint8]) -> gemv.DeviceMatrix:
+        """Copy a matrix to the device, its blocks repacked into planes of the same size."""
+        assert self._uploader is not None
+        return self._uploader.matrix(type_name, raw, self._weights.take(raw.size))
+
+    def load_vector(self, type_name: str, raw: NDArray[np.uint8]) -> cupy.ndarray:
+        """Copy a small F32 tensor to the device."""
+        values = quants.dequantize(type_name, raw)
+        block = self._weights.take(values.nbytes)
+        array = cupy.ndarray(values.shape[1:] if values.shape[0] == 1 else values.shape, np.float32, block.data)
+        array.set(values.reshape(array.shape))
+        return array
+
+    def end_loading(self) -> None:
+        """Wait for the copies, free the slices they went through, and allocate the working buffers."""
+        assert self._uploader is not None
+        self._uploader.finish()
+        self._uploader = None
+        self._allocate()
+
+    def _allocate(self) -> None:
+        c, memory = self._config, self.memory
+        widths = (
+            max(c.conv_channels, 2 * c.n_embd_q),
+            max(c.value_dim, c.n_embd_kv),
+            max(c.n_v_heads, c.n_embd_kv),
+            c.n_v_heads,
+        )
+        self._projected = [memory.array((MAX_PACK * width,), np.float32) for width in widths]
+        self._normed = DeviceActivation.allocate(memory, c.n_embd)
+        self._mixed = DeviceActivation.allocate(memory, max(c.value_dim, c.n_embd_q))
+        self._ffn = DeviceActivation.allocate(memory, c.n_ff)
+        self._q = memory.array((MAX_PACK, c.n_head, c.head_dim), np.float32)
+        shapes = attention.scratch_shapes(c, self._n_ctx, MAX_PACK)
+        self._scratch = attention.AttentionScratch(*(memory.array(shape, np.float32) for shape in shapes))
+        self._rope = self._rope_tables()
+        self._tickets = memory.array(gated_delta.tickets_shape(c), np.uint32)
+        self._hidden = memory.array((N_CHUNK, c.n_embd), np.float32)
+        self._control = memory.array((N_CHUNK, 2), np.int32)
+        self._logits = memory.array((1, c.n_vocab), np.float32)
+        self._given = memory.array((1, c.n_vocab), np.float32)
+        self._argmax_scratch = memory.array((argmax.SCRATCH_N_WORDS,), np.uint32)
+        self._chosen = memory.array((self._n_ctx,), np.int32)
+        self.outcome = memory.array((2,), np.int32)  # next token, fault word
+        self._fault = self.outcome[1:].view(np.uint32)
+        self._row_stage = pinned(N_CHUNK * c.n_embd * 4).view(np.float32).reshape(N_CHUNK, c.n_embd)
+        self._control_stage = pinned(N_CHUNK * 2 * 4).view(np.int32).reshape(N_CHUNK, 2)
+        self._staged = cupy.cuda.Event(block=False, disable_timing=True)
+        self._table: tuple[str, NDArray[np.uint8]] | None = None
+        self._first_position = 0
+
+    def _rope_tables(self) -> attention.RopeTables:
+        c = self._config
+        frequencies = numerics.rope_frequencies(c.n_rot, c.rope_freq_base, c.rope_sections)
+        tables = numerics.rope_table(np.arange(self._n_ctx), frequencies)
+        arrays = [self.memory.array(table.shape, np.float32) for table in tables]
+        for array, table in zip(arrays, tables, strict=True):
+            array.set(table)
+        return attention.RopeTables(*arrays)
+
+    def state_buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> cupy.ndarray:
+        """Return the zeroed buffer of that name; there is room for one sequence."""
+        buffer = self._state.get(name)
+        if buffer is None:
+            buffer = self._state[name] = self.memory.array(shape, dtype)
+        buffer.data.memset_async(0, buffer.nbytes, self.stream)
+        return buffer
+
+    def begin_layer(self, il: int) -> None:
+        """Remember the layer for the fault word."""
+        self._layer = il
+
+    def embed(
+        self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int], first_position: int
+    ) -> cupy.ndarray:
+        """Dequantise rows on the host, copy them and the control words; in a capture, only record the copies."""
+        n = len(tokens)
+        self._table, self._first_position = (type_name, table), first_position
+        if not self.stream.is_capturing():
+            self.stage(tokens, first_position)
+        copy_in(self._hidden, self._row_stage, n * self._row_stage[0].nbytes, self.stream)
+        copy_in(self._control, self._control_stage, n * self._control_stage[0].nbytes, self.stream)
+        if not self.stream.is_capturing():
+            self._staged.record(self.stream)
+        return self._hidden[:n]
+
+    def stage(self, tokens: Sequence[int], first_position: int) -> None:
+        """Write the embedding rows and control words of `tokens` to the pinned memory that the copies read."""
+        assert self._table is not None
+        type_name, table = self._table
+        self._staged.synchronize()
+        self._row_stage[: len(tokens)] = quants.dequantize(type_name, table[list(tokens)])
+        self._control_stage[: len(tokens), 0] = tokens
+        self._control_stage[: len(tokens), 1] = np.arange(first_position, first_position + len(tokens))
+
+    def rms_norm(self, x: cupy.ndarray, weight: cupy.ndarray) -> DeviceActivation:
+        """Normalise and quantise."""
+        out = self._normed.first(x.shape[0])
+        return rms_norm.rms_norm(self.kernels, x, weight, self._config.rms_eps, out)
+
+    def project(self, matrices: Sequence[gemv.DeviceMatrix], h: DeviceActivation) -> tuple[cupy.ndarray, ...]:
+        """Return W h for each matrix, in buffers that the next call overwrites."""
+        n_tokens = h.x.shape[0]
+        return tuple(
+            gemv.gemv(
+                self.kernels,
+                matrix,
+                h,
+                buffer[: n_tokens * matrix.n_out].reshape(n_tokens, matrix.n_out),
+                fault=self._fault,
+            )
+            for matrix, buffer in zip(matrices, self._projected, strict=False)
+        )
+
+    def project_add(self, matrix: gemv.DeviceMatrix, h: DeviceActivation, residual: cupy.ndarray) -> cupy.ndarray:
+        """Add W h to `residual` in place."""
+        return gemv.gemv(self.kernels, matrix, h, residual, fault=self._fault, mode=gemv.ADD_RESIDUAL)
+
+    def gate_up_silu(self, gate: gemv.DeviceMatrix, up: gemv.DeviceMatrix, h: DeviceActivation) -> DeviceActivation:
+        """Return silu(gate h) * (up h), quantised."""
+        out = self._ffn.first(h.x.shape[0])
+        op = self._op(Op.GATE_UP_SILU)
+        return gemv.gate_up_silu(self.kernels, gate, up, h, out, fault=self._fault, op=op)
+
+    def conv_silu(self, qkv: cupy.ndarray, weight: cupy.ndarray, conv_state: cupy.ndarray) -> _Convolution:
+        """Hand the inputs on to gated_norm."""
+        return _Convolution(qkv, weight, conv_state)
+
+    def gated_delta(
+        self,
+        qkv: _Convolution,
+        alpha: cupy.ndarray,
+        beta: cupy.ndarray,
+        dt: cupy.ndarray,
+        a: cupy.ndarray,
+        ssm_state: cupy.ndarray,
+    ) -> _Delta:
+        """Hand the inputs on to gated_norm."""
+        return _Delta(qkv, alpha, beta, dt, a, ssm_state)
+
+    def gated_norm(self, o: _Delta, z: cupy.ndarray, weight: cupy.ndarray) -> DeviceActivation:
+        """Convolve, advance the delta rule, normalise and quantise in one launch."""
+        conv = o.convolution
+        return gated_delta.gated_delta(
+            self.kernels,
+            self._config,
+            gated_delta.GatedDeltaWeights(conv.weight, o.dt, o.a, weight),
+            gated_delta.GatedDeltaState(conv.state, o.state, self._tickets),
+            conv.qkv,
+            z,
+            o.alpha,
+            o.beta,
+            self._mixed_of(self._config.value_dim, z.shape[0]),
+            fault=self._fault,
+            op=self._op(Op.GATED_DELTA),
+        )
+
+    def qk_norm_rope(
+        self,
+        qg: cupy.ndarray,
+        k: cupy.ndarray,
+        v: cupy.ndarray,
+        q_norm: cupy.ndarray,
+        k_norm: cupy.ndarray,
+        positions: Sequence[int],
+        cache: KVCache,
+    ) -> tuple[cupy.ndarray, cupy.ndarray]:
+        """Normalise, rotate and append; the gate stays where it is, inside qg."""
+        q = self._q[: len(positions)]
+        control = self._control_of(positions)
+        c = self._config
+        attention.qk_norm_rope_append(self.kernels, c, qg, k, v, q_norm, k_norm, self._rope, control, cache, q)
+        return q, qg
+
+    def attention(self, q: cupy.ndarray, cache: KVCache, positions: Sequence[int]) -> _Attention:
+        """Hand the inputs on to sigmoid_gate."""
+        return _Attention(q, cache, self._control_of(positions))
+
+    def sigmoid_gate(self, o: _Attention, gate: cupy.ndarray) -> DeviceActivation:
+        """Attend, gate and quantise."""
+        return attention.attention(
+            self.kernels,
+            self._config,
+            o.q,
+            gate,
+            o.cache,
+            o.control,
+            self._scratch,
+            self._mixed_of(self._config.n_embd_q, o.q.shape[0]),
+            fault=self._fault,
+            op=self._op(Op.ATTENTION),
+        )
+
+    def head(self, matrix: gemv.DeviceMatrix, h: DeviceActivation) -> cupy.ndarray:
+        """Return the logits in their one buffer."""
+        op = int(faults.kernel_argument(Op.HEAD))
+        return gemv.gemv(self.kernels, matrix, h, self._logits, fault=self._fault, mode=gemv.LOGITS, op=op)
+
+    def choose(self, logits: cupy.ndarray) -> None:
+        """Launch argmax; the id goes to outcome[0]."""
+        op = faults.kernel_argument(Op.ARGMAX)
+        argmax.argmax(
+            self.kernels,
+            logits[-1],
+            self._control[0],
+            1,
+            self._argmax_scratch,
+            self.outcome[:1],
+            self._chosen,
+            fault=self._fault,
+            op=op,
+        )
+
+    def argmax(self, logits: cupy.ndarray) -> int:
+        """Return the lowest id among the largest logits; NonFiniteError if the step left a fault."""
+        self.choose(logits)
+        token, fault = (int(word) for word in self.outcome.get(stream=self.stream))
+        self.raise_fault(fault)
+        return token
+
+    def raise_fault(self, word: int) -> None:
+        """Raise NonFiniteError for a fault word other than 0, and clear it."""
+        if word:
+            self._fault.fill(0)
+        faults.raise_if_set(word & 0xFFFFFFFF)
+
+    def decoder(self, run: Run, state: Any) -> GraphDecoder:
+        """Capture one decode step and return what replays it."""
+        return GraphDecoder(self, run, state)
+
+    def from_host(self, x: NDArray[np.float32]) -> cupy.ndarray:
+        """Copy logits (1, n_vocab) to the device."""
+        self._given.set(x, stream=self.stream)
+        return self._given
+
+    def to_host(self, x: cupy.ndarray) -> NDArray[np.float32]:
+        """Copy an array to the host; NonFiniteError if a kernel before it left a fault."""
+        host: NDArray[np.float32] = x.get(stream=self.stream)
+        self.raise_fault(int(self._fault.get(stream=self.stream)[0]))
+        return host
+
+    def _op(self, op: Op) -> Any:
+        return faults.kernel_argument(op, self._layer)
+
+    def _control_of(self, positions: Sequence[int]) -> cupy.ndarray:
+        return self._control[positions[0] - self._first_position]
+
+    def _mixed_of(self, n: int, n_tokens: int) -> DeviceActivation:
+        """Return the mixers' output buffer as rows of n."""
+
+        def rows(array: cupy.ndarray, width: int) -> cupy.ndarray:
+            return array.reshape(-1)[: n_tokens * width].reshape(n_tokens, width)
+
+        m = self._mixed
+        return DeviceActivation(rows(m.x, n), rows(m.q, n), rows(m.scales, 2 * (n // 32)))

@@ -1,0 +1,96 @@
+"""Move weights from the memory-mapped file to the device while the next slice is still being read.
+
+Two pinned slices alternate: while the device copies and repacks one, the host fills the other.
+"""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import quants
+from engine.cuda import gemv
+from engine.cuda.kernels import Kernels
+from engine.cuda.memory import DeviceMemory
+
+SLICE_N_BYTES = 16 << 20
+"""Bytes on the way at a time; large enough for full bus speed, small against the memory budget."""
+N_SLICES = 2
+
+
+class Uploader:
+    """Copies rows to planes (formats.cuh); block formats pass through a device slice, float ones go straight."""
+
+    def __init__(self, kernels: Kernels, memory: DeviceMemory) -> None:
+        self._kernels = kernels
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._host = [pinned(SLICE_N_BYTES) for _ in range(N_SLICES)]
+        self._memory = memory
+        self._device = [memory.array((SLICE_N_BYTES,), np.uint8) for _ in range(N_SLICES)]
+        self._free: list[cupy.cuda.Event | None] = [None] * N_SLICES
+        self._next = 0
+
+    def matrix(self, type_name: str, raw: NDArray[np.uint8], out: cupy.ndarray) -> gemv.DeviceMatrix:
+        """Fill `out` (n_bytes) u8 from raw (n_out, row_n_bytes) u8 and return the matrix it now is."""
+        n_out, n_in = raw.shape[0], gemv.n_in_of_row(type_name, raw.shape[1])
+        flat = raw.reshape(-1)
+        if quants.is_quantized(type_name):
+            self._blocks(type_name, flat, out)
+        else:
+            self._bytes(flat, out)
+        return gemv.DeviceMatrix(type_name, n_in, n_out, out)
+
+    def finish(self) -> None:
+        """Wait until everything has arrived, and give the device slices back."""
+        self._stream.synchronize()
+        for slice_ in self._device:
+            self._memory.release(slice_)
+        self._device = []
+
+    def _blocks(self, type_name: str, flat: NDArray[np.uint8], out: cupy.ndarray) -> None:
+        form = quants.QUANT_FORMATS[type_name]
+        block_n_bytes, subs = form.block.itemsize, form.n_weights // 32
+        n_sub = flat.size // block_n_bytes * subs
+        step = SLICE_N_BYTES // block_n_bytes * block_n_bytes
+        for begin in range(0, flat.size, step):
+            part = flat[begin : begin + step]
+            slot = self._send(part, None)
+            with self._stream:
+                first, n = begin // block_n_bytes * subs, part.size // block_n_bytes * subs
+                gemv.repack(self._kernels, type_name, self._device[slot], out, n_sub, first, n)
+            self._free[slot] = self._stream.record()
+
+    def _bytes(self, flat: NDArray[np.uint8], out: cupy.ndarray) -> None:
+        for begin in range(0, flat.size, SLICE_N_BYTES):
+            part = flat[begin : begin + SLICE_N_BYTES]
+            slot = self._send(part, out[begin : begin + part.size])
+            self._free[slot] = self._stream.record()
+
+    def _send(self, part: NDArray[np.uint8], target: cupy.ndarray | None) -> int:
+        """Start copying `part` to `target`, or to the slot's device slice; return the slot."""
+        slot, self._next = self._next, (self._next + 1) % N_SLICES
+        free = self._free[slot]
+        if free is not None:
+            free.synchronize()
+        self._host[slot][: part.size] = part
+        device = self._device[slot] if target is None else target
+        copy_in(device, self._host[slot], part.size, self._stream)
+        return slot
+
+
+def pinned(n_bytes: int) -> NDArray[np.uint8]:
+    """Return page-locked host memory, which the device can read without the driver's own staging."""
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(n_bytes), np.uint8, n_bytes)
+
+
+def copy_in(device: cupy.ndarray, host: NDArray[np.generic], n_bytes: int, stream: cupy.cuda.Stream) -> None:
+    """Copy n_bytes of pinned host memory to the device, asynchronously; may be captured in a graph."""
+    runtime = cupy.cuda.runtime
+    runtime.memcpyAsync(device.data.ptr, host.ctypes.data, n_bytes, runtime.memcpyHostToDevice, stream.ptr)
+
+
+def copy_out(device: cupy.ndarray, host: NDArray[np.generic], n_bytes: int, stream: cupy.cuda.Stream) -> None:
+    """Copy n_bytes from the device to pinned host memory, asynchronously; may be captured in a graph."""
+    runtime = cupy.cuda.runtime
+    runtime.memcpyAsync(host.ctypes.data, device.data.ptr, n_bytes, runtime.memcpyDeviceToHost, stream.ptr)
