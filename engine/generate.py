@@ -140,7 +140,7 @@ class Engine:
                 break
             start = time.perf_counter_ns()
             with _quiet_single_blas():
-                token = decoder.step(force_ids[len(ids) - 1] if force_ids else token)
+                token = decoder.step(force_ids[len(ids) - 1] if force_ids is not None else token)
             step_time_ns.append(time.perf_counter_ns() - start)
         stacked = np.stack(kept) if keep_logits else None
         return Generation(list(prompt_ids), ids, final_logits, prefill_time_ns, step_time_ns, stacked)
@@ -151,13 +151,16 @@ class Engine:
         self._check_ids(prompt_ids)
         self._check_room(len(prompt_ids), n_predict - 1)
         if force_ids is not None:
-            self._check_ids(force_ids)
+            self._check_range(force_ids)
             if len(force_ids) < n_predict - 1:
                 raise RequestError(f"{len(force_ids)} forced ids for {n_predict} tokens, expected {n_predict - 1}")
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if not ids:
             raise RequestError("the prompt has no tokens, expected at least 1")
+        self._check_range(ids)
+
+    def _check_range(self, ids: Sequence[int]) -> None:
         n_vocab = self.config.n_vocab
         for position, token in enumerate(ids):
             if not 0 <= token < n_vocab:

@@ -220,7 +220,7 @@ def rope_frequencies(n_rot: int, freq_base: float, sections: tuple[int, ...]) ->
         base = Decimal(freq_base)
         for i in range(n_pairs):
             sector = i % n_sections
-            if sector < 3 * sections[(0, 1, 2)[sector % 3]]:
+            if sector < 3 * sections[sector % 3]:
                 angles[i] = float(base ** (Decimal(-2 * i) / Decimal(n_rot)))
     return angles
 

@@ -5,6 +5,9 @@ Two pinned slices alternate: while the device copies and repacks one, the host f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import cupy
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +59,8 @@ class Uploader:
         for begin in range(0, flat.size, step):
             part = flat[begin : begin + step]
             slot = self._send(part, None)
-            with self._stream:
-                first, n = begin // block_n_bytes * subs, part.size // block_n_bytes * subs
+            first, n = begin // block_n_bytes * subs, part.size // block_n_bytes * subs
+            with _using(self._stream):
                 gemv.repack(self._kernels, type_name, self._device[slot], out, n_sub, first, n)
             self._free[slot] = self._stream.record()
 
@@ -77,6 +80,17 @@ class Uploader:
         device = self._device[slot] if target is None else target
         copy_in(device, self._host[slot], part.size, self._stream)
         return slot
+
+
+@contextmanager
+def _using(stream: cupy.cuda.Stream) -> Iterator[None]:
+    """Launch on `stream`, then on the stream that was in use; `with stream` would go back to the null stream."""
+    before = cupy.cuda.get_current_stream()
+    stream.use()
+    try:
+        yield
+    finally:
+        before.use()
 
 
 def pinned(n_bytes: int) -> NDArray[np.uint8]:

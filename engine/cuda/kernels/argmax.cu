@@ -1,6 +1,6 @@
 // argmax: the lowest id among the largest logits of one token
 // logits (n_vocab) f32, control [token id, position of the pack's first token] -> next_token (1) i32 and
-//   chosen[position of the pack's last token] i32; scratch: ArgmaxScratch, all zero before the first call and after each
+//   chosen[position of the pack's last token] i32; scratch: ArgmaxScratch, zero before the first call and after each
 // bytes    4 * n_vocab
 // launch   grid (ceil(n_vocab / 2048)), block (256), eight logits a thread
 // numerics none: one 64-bit maximum of (logit, -id), the same in any order. +0 and -0 compare equal.

@@ -2,9 +2,9 @@
 //   qk_norm_rope_append  q = rope(rms_norm(q)); cache_k[p] = f16(rope(rms_norm(k))); cache_v[p] = f16(v)
 //   attention_split      per split of 32 positions: scores, their maximum, sum of weights and sum of weighted values
 //   attention_combine    out = sum over splits / sum of weights; y = out * sigmoid(gate), quantised in groups of 32
-// Token t of the pack has position p = control[1] + t and sees positions 0..p; the append is a launch of its own, so all
-// keys of the pack are there before the first is read. Grids depend on the capacity n_ctx, never on the position: blocks
-// with nothing to do return.
+// Token t of the pack has position p = control[1] + t and sees positions 0..p; the append is a launch of its own, so
+// all keys of the pack are there before the first is read. Grids depend on the capacity n_ctx, never on the position:
+// blocks with nothing to do return.
 // qg (n_tokens, N_HEAD, {q, gate}, HEAD_DIM) f32, k, v (n_tokens, N_HEAD_KV, HEAD_DIM) f32,
 //   cache_k, cache_v (n_ctx, N_HEAD_KV, HEAD_DIM) f16, control [token id, position of the pack's first token] i32
 

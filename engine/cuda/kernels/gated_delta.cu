@@ -1,19 +1,19 @@
 // gated_delta: one Gated DeltaNet layer between its matrices, one block a value head, token after token:
-//   q, k, v = silu(causal convolution of qkv); q, k = l2_norm(q), l2_norm(k); the value head v reads key head v % N_K_HEADS
+//   q, k, v = silu(causal convolution of qkv); q, k = l2_norm(q), l2_norm(k); value head h has key head h % N_K_HEADS
 //   decay = exp(softplus(alpha + dt) * a), b = sigmoid(beta)
 //   S = S * decay; delta = (v - S k) * b; S = S + k delta^T; o = (S q) / sqrt(D)
 //   y = rms_norm(o, norm_weight) * silu(z), and y quantised in groups of 32
 // qkv (n_tokens, CHANNELS) f32, z (n_tokens, N_V_HEADS * D) f32, alpha, beta (n_tokens, N_V_HEADS) f32,
 //   conv_weight (CHANNELS, D_CONV) f32, dt, a (N_V_HEADS) f32, norm_weight (D) f32
 //   -> y (n_tokens, N_V_HEADS * D) f32, q8 (n_tokens, N_V_HEADS * D) i8, scales (n_tokens, N_V_HEADS * D / 32)
-// in place: ssm_state (N_V_HEADS, D value rows, D key columns) f32, conv_state (D_CONV - 1, CHANNELS) f32, oldest first;
-//   tickets (N_K_HEADS) u32, zero before the first call and after each
+// in place: ssm_state (N_V_HEADS, D value rows, D key columns) f32, conv_state (D_CONV - 1, CHANNELS) f32, oldest
+//   first; tickets (N_K_HEADS) u32, zero before the first call and after each
 // bytes    8 * N_V_HEADS * D * D, and 4 * (CHANNELS * (D_CONV * 2 + n_tokens - 2) + n_tokens * N_V_HEADS * D * 2.3)
 // launch   grid (N_V_HEADS), block (512); any n_tokens, in chunks of 16; needs D 32, 64 or 128
 // numerics docs/numerics.md, "Gated DeltaNet layer": a warp owns D / 16 rows of S, a lane four columns of each, in
 //   registers from the first token to the last; the convolution starts at +0, oldest input first
-// faults   gated_delta, on o, alpha and beta (an infinite gate would make 0 or 1). Each element of S is a factor in o in
-//   the step that made it, and a NaN or infinity stays one whatever it is multiplied by: so o checks S as well
+// faults   gated_delta, on o, alpha and beta (an infinite gate would make 0 or 1). Each element of S is a factor in o
+//   in the step that made it, and a NaN or infinity stays one whatever it is multiplied by: so o checks S as well
 // races    N_V_HEADS / N_K_HEADS blocks read the convolution inputs of one key head. Each takes a ticket after reading;
 //   who draws the last one, and so knows that nobody still reads, shifts the inputs. One buffer is enough.
 
@@ -90,7 +90,8 @@ __device__ __forceinline__ void shift_conv_state(const float* qkv, float* conv_s
 
 // One token of the delta rule for a warp's ROWS rows, the first being `row`.
 template <int D, int ROWS>
-__device__ __forceinline__ void delta_step(float4 (&s)[ROWS], GdnChunk<D>& chunk, int t, int row, int lane, float scale) {
+__device__ __forceinline__ void delta_step(float4 (&s)[ROWS], GdnChunk<D>& chunk, int t, int row, int lane,
+                                           float scale) {
     const bool has_columns = lane < D / 4;
     const float4 key = has_columns ? load_quad(chunk.k[t], lane) : zero_quad();
     const float4 query = has_columns ? load_quad(chunk.q[t], lane) : zero_quad();
@@ -116,8 +117,8 @@ __device__ __forceinline__ void delta_step(float4 (&s)[ROWS], GdnChunk<D>& chunk
 
 // y = rms_norm(o, norm_weight) * silu_z of one head, D elements in the quads of a warp; offset: of the head in y.
 template <int D>
-__device__ __forceinline__ void gated_norm(const float* o, float4 norm_weight, float4 silu_z, float eps, int lane, float* y,
-                                           i8* q8, GroupScale* scales, u32 op, u32* fault) {
+__device__ __forceinline__ void gated_norm(const float* o, float4 norm_weight, float4 silu_z, float eps, int lane,
+                                           float* y, i8* q8, GroupScale* scales, u32 op, u32* fault) {
     const bool has_columns = lane < D / 4;
     const float4 v = has_columns ? load_quad(o, lane) : zero_quad();
     check_finite(v.x, op, fault);
@@ -135,8 +136,8 @@ template <int D, int D_CONV, int N_K_HEADS, int N_V_HEADS>
 __global__ void __launch_bounds__(GDN_WARPS* WARP)
     gated_delta(const float* __restrict__ qkv, const float* __restrict__ z, const float* __restrict__ alpha,
                 const float* __restrict__ beta, const float* __restrict__ conv_weight, const float* __restrict__ dt,
-                const float* __restrict__ a, const float* __restrict__ norm_weight, int n_tokens, float eps, float scale,
-                float* conv_state, float* __restrict__ ssm_state, u32* tickets, float* __restrict__ y,
+                const float* __restrict__ a, const float* __restrict__ norm_weight, int n_tokens, float eps,
+                float scale, float* conv_state, float* __restrict__ ssm_state, u32* tickets, float* __restrict__ y,
                 i8* __restrict__ q8, GroupScale* __restrict__ scales, u32 op, u32* fault) {
     static_assert(D % SUB_BLOCK == 0 && D <= 4 * WARP && D_CONV >= 2 && D_CONV <= GDN_CHUNK);
     static_assert(N_V_HEADS % N_K_HEADS == 0);

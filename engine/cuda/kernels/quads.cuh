@@ -1,5 +1,5 @@
-// quads.cuh: rows spread over lanes as the contract's sums want them: a lane holds quads, four consecutive elements, and
-// quad i of a row belongs to lane i mod n_lanes. A quad is one 16-byte load of f32; eight lanes hold a group of 32.
+// quads.cuh: rows spread over lanes as the contract's sums want them: a lane holds quads, four consecutive elements,
+// and quad i of a row belongs to lane i mod n_lanes. A quad is one 16-byte load of f32; eight lanes hold a group of 32.
 #pragma once
 
 __device__ __forceinline__ float4 zero_quad() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
@@ -30,7 +30,9 @@ __device__ __forceinline__ float4 add_quad(float4 a, float4 b) {
     return make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
 }
 
-__device__ __forceinline__ float4 silu_quad(float4 v) { return make_float4(silu(v.x), silu(v.y), silu(v.z), silu(v.w)); }
+__device__ __forceinline__ float4 silu_quad(float4 v) {
+    return make_float4(silu(v.x), silu(v.y), silu(v.z), silu(v.w));
+}
 
 // A lane's sum continued by the products of two quads, one addition after the other.
 __device__ __forceinline__ float add_products(float sum, float4 a, float4 b) {
@@ -57,8 +59,8 @@ __device__ __forceinline__ int row_of_lane(int lane) {
     return lane / (WARP / N);
 }
 
-// tree over the 32 lanes for N rows at once, N a power of two up to 32: the additions of tree(), but at each level a lane
-// keeps half of the rows it has and hands over the others, so N rows cost about N shuffles instead of 5 N.
+// tree over the 32 lanes for N rows at once, N a power of two up to 32: the additions of tree(), but at each level a
+// lane keeps half of the rows it has and hands over the others, so N rows cost about N shuffles instead of 5 N.
 // v[i] is this lane's part of row i; returns the sum of row row_of_lane<N>(lane).
 template <int N>
 __device__ __forceinline__ float tree_rows(float (&v)[N], int lane) {
@@ -79,8 +81,8 @@ __device__ __forceinline__ float tree_rows(float (&v)[N], int lane) {
     return sum;
 }
 
-// Quantise a row held as quads; all lanes of the warp take part. `quad` is the quad's index in the row that q and scales
-// belong to; lanes whose quad lies behind the row pass zeros and store = false. The same result as quantize_group.
+// Quantise a row held as quads; all lanes of the warp take part. `quad` is the quad's index in the row that q and
+// scales belong to; lanes whose quad lies behind the row pass zeros and store = false. As quantize_group does it.
 __device__ __forceinline__ void quantize_quad(float4 v, int quad, bool store, i8* q, GroupScale* scales) {
     float amax = max_nan(max_nan(fabsf(v.x), fabsf(v.y)), max_nan(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
