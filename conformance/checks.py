@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conformance import scenario as specs
 from conformance.oracle import F64, nmse
-from conformance.scenario import CheckSpec, Data
+from conformance.scenario import CheckSpec, Data, Scenario
 from conformance.subject import Measurement
 from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
@@ -91,10 +91,19 @@ def evaluate(checks: Sequence[CheckSpec], evidence: Evidence) -> list[CheckResul
     return [finite(evidence.engine.logits), *applied]
 
 
-def evaluate_baseline(checks: Sequence[CheckSpec], logits: F32, gaps: Sequence[float]) -> list[CheckResult]:
-    """Apply the checks on llama.cpp's own run."""
-    applied = [smallest_top2_gap(check, gaps) for check in checks if isinstance(check, specs.SmallestTop2Gap)]
-    return [finite(logits), *applied]
+def evaluate_baseline(
+    scenario: Scenario, logits: F32, gaps: Sequence[float], effective: Mapping[str, Any]
+) -> list[CheckResult]:
+    """Apply the checks on llama.cpp's own run, `finite` and `settings_honoured` first."""
+    of_gap = [check for check in scenario.checks if isinstance(check, specs.SmallestTop2Gap)]
+    flags = {
+        "n_ctx": scenario.n_ctx,
+        "type_k": scenario.type_k,
+        "type_v": scenario.type_v,
+        "flash_attn": {"on": "enabled", "off": "disabled"}[scenario.baseline.flash_attn],
+        "n_threads": scenario.baseline.threads,
+    }
+    return [finite(logits), settings_honoured(flags, effective), *(smallest_top2_gap(c, gaps) for c in of_gap)]
 
 
 def finite(logits: F32) -> CheckResult:
@@ -104,6 +113,24 @@ def finite(logits: F32) -> CheckResult:
     because = "a metric of values that are not finite says nothing"
     return CheckResult(
         name="finite", value=len(bad), limit=0, unit="logits", passed=not len(bad), detail=detail, because=because
+    )
+
+
+def settings_honoured(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> CheckResult:
+    """Count the settings that llama.cpp's log states otherwise than requested, or not at all."""
+    differing = [
+        f"{key}: requested {value}, effective {effective.get(key)}"
+        for key, value in requested.items()
+        if effective.get(key) != value
+    ]
+    return CheckResult(
+        name="settings_honoured",
+        value=len(differing),
+        limit=0,
+        unit="settings",
+        passed=not differing,
+        detail="; ".join(differing) or None,
+        because="two engines are compared under the same settings or not at all",
     )
 
 

@@ -67,7 +67,7 @@ def _verdict(record: Record | None, engine: str, scenario: str, judgement: Judge
 
 def _control_row(record: Record, judgement: Judgement) -> list[str]:
     caught_by = record.caught_by or []
-    names = textwrap.shorten(", ".join(caught_by), width=_WIDTH - 45, placeholder=" ...")
+    names = textwrap.fill(", ".join(caught_by), width=_WIDTH - 40, break_long_words=False)
     verdict = "NOT CAUGHT" if judgement.of(record.scenario, record.engine) else "caught"
     return [record.engine, verdict, names or "-"]
 

@@ -31,7 +31,8 @@ from conformance.subject import (
     explain,
     run_subject,
 )
-from engine.generate import BACKENDS, logits_le32_sha256, token_ids_le64_sha256
+from engine.cuda.device import NoDeviceError, open_device
+from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
 BASELINE_NAME = f"llama.cpp-b{pin.BUILD_NUMBER}-cpu"
 CONTROL_BACKEND = "numpy"
@@ -151,11 +152,10 @@ class Runner:
         return BaselineRun(record.model_copy(update=_baseline_findings(file.scenario, batched, single)), batched)
 
     def _run_engine(self, file: ScenarioFile, backend: str, baseline: BaselineRun) -> Record:
-        """Measure our engine on one backend and check it; an unavailable backend gives a record that says so."""
+        """Measure our engine on one backend and check it; a backend not asked for gives a record that says so."""
         name = engine_name(backend)
-        why_not = self._unavailable(backend)
-        if why_not is not None:
-            return self._record(file, name, "engine", "not_measured", reason=why_not)
+        if backend not in self.backends:
+            return self._record(file, name, "engine", "not_measured", reason=_why_not(backend))
         request = self._subject_request(file, backend)
         record, results = self._measure(file, name, "engine", request, baseline)
         if record.output is not None:
@@ -243,13 +243,6 @@ class Runner:
             self._oracle = key, Oracle(self._models[scenario.model.sha256]).logits(sequence, positions)
         return self._oracle[1]
 
-    def _unavailable(self, backend: str) -> str | None:
-        if backend not in BACKENDS:
-            return f"this version of the engine has no {backend} backend"
-        if backend not in self.backends:
-            return f"not asked for: add --backend {backend}"
-        return None
-
     def _worker_request(self, file: ScenarioFile) -> WorkerRequest:
         scenario, flags = file.scenario, file.scenario.baseline
         return WorkerRequest(
@@ -257,7 +250,7 @@ class Runner:
             prompt_ids=scenario.prompt_token_ids,
             n_predict=scenario.n_predict,
             n_ctx=scenario.n_ctx,
-            n_threads=scenario.n_threads,
+            n_threads=flags.threads,
             n_gpu_layers=flags.n_gpu_layers,
             flash_attn=flags.flash_attn,
             type_k=scenario.type_k,
@@ -320,7 +313,7 @@ def _baseline_findings(scenario: Scenario, batched: WorkerResult, single: Worker
     return {
         "output": _output(batched.token_ids, batched.logits),
         "comparison": _self_comparison(scenario, batched, single),
-        "checks": checks.evaluate_baseline(scenario.checks, batched.logits, batched.top2_gap),
+        "checks": checks.evaluate_baseline(scenario, batched.logits, batched.top2_gap, batched.effective),
         "timings": Timings(
             load_time_ns=batched.load_time_ns,
             prefill_time_ns=batched.prefill_time_ns,
@@ -351,6 +344,16 @@ def _output(token_ids: list[int], logits: np.typing.NDArray[np.float32]) -> Outp
         smallest_top2_gap=float(gaps[position]) if np.isfinite(gaps[position]) else None,
         smallest_top2_gap_position=position,
     )
+
+
+def _why_not(backend: str) -> str:
+    """Say why a backend that was not asked for was not measured; first of all, whether it could have been."""
+    if backend == "cuda":
+        try:
+            open_device()
+        except NoDeviceError as error:
+            return str(error)
+    return f"not asked for: add --backend {backend}"
 
 
 def _requested(request: SubjectRequest) -> dict[str, Any]:

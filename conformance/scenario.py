@@ -48,8 +48,9 @@ class ModelRef(Data):
 
 
 class BaselineFlags(Data):
-    """llama.cpp's flags besides -c, -ctk, -ctv and --threads, under the names of its long options."""
+    """llama.cpp's flags besides -c, -ctk and -ctv, under the names of its long options."""
 
+    threads: Annotated[int, Field(ge=1)]
     n_gpu_layers: Annotated[int, Field(ge=0)]
     flash_attn: Literal["on", "off"]
     batch_size: Annotated[int, Field(ge=1)]
@@ -147,8 +148,9 @@ CheckSpec: TypeAlias = Annotated[
 class Scenario(Data):
     """One question and all that its answer depends on.
 
-    Lengths are in tokens, deadline_s in seconds per process. prefill: the first mode is that of the generation, the
-    others repeat the prompt only. controls: whether the negative controls run here.
+    Lengths are in tokens, deadline_s in seconds per process. n_ctx is a multiple of 256, to which llama.cpp rounds it
+    up. n_threads: those of our NumPy backend. prefill: the first mode is that of the generation, the others repeat the
+    prompt only. controls: whether the negative controls run here.
     """
 
     name: Annotated[str, Field(pattern="^[a-z0-9][a-z0-9._-]*$")]
@@ -156,7 +158,7 @@ class Scenario(Data):
     model: ModelRef
     prompt_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     n_predict: Annotated[int, Field(ge=1)]
-    n_ctx: Annotated[int, Field(ge=1)]
+    n_ctx: Annotated[int, Field(ge=256, multiple_of=256)]
     type_k: Literal["f16"]
     type_v: Literal["f16"]
     n_threads: Annotated[int, Field(ge=1)]

@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 
 from baselines.llama_cpp.process import ProcessResult, run_process
 from conformance.controls import CONTROLS
+from engine.cuda.device import NoDeviceError
 from engine.errors import EngineError
 from engine.generate import Engine, Generation, PrefillMode, load_engine
 from engine.placement import N_PACK
 
-Status: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory"]
+Status: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory", "not_measured"]
 ReportProgress: TypeAlias = Callable[[int, int], None]
-_EXIT_FAILED = 4
+_EXIT_STATUS: dict[int, Status] = {4: "failed", 5: "not_measured"}
+_EXIT_FAILED, _EXIT_NO_DEVICE = _EXIT_STATUS
 _PROGRESS = re.compile(r"^progress (\d+) (\d+)$")
 
 
@@ -139,6 +141,9 @@ def main(argv: Sequence[str]) -> int:
     request = SubjectRequest(**{**values, "model": Path(values["model"])})
     try:
         measurement = measure(_load(request), request, _print_progress)
+    except NoDeviceError as error:
+        print(f"error: {error}", flush=True)
+        return _EXIT_NO_DEVICE
     except EngineError as error:
         print(f"error: {error}", flush=True)
         return _EXIT_FAILED
@@ -188,9 +193,7 @@ def _choose_among_equals(engine: Engine, logits: NDArray[np.float32]) -> tuple[i
     low, high = len(logits) // 3, 2 * len(logits) // 3
     tied = logits.copy()
     tied[[low, high]] = np.float32(2.0) * np.abs(logits).max() + np.float32(1.0)
-    # two rows, because one alone would be loaded as a vector
-    rows = engine.ops.load_vector("F32", np.stack([tied, tied]).view(np.uint8))
-    return engine.ops.argmax(rows), low
+    return engine.greedy(tied), low
 
 
 def _peak_memory_n_bytes() -> int:
@@ -233,8 +236,8 @@ def _environment() -> dict[str, str]:
 def _result(process: ProcessResult, measurement: Measurement | None, deadline_s: float) -> SubjectResult:
     lines = [line for line in process.log.splitlines() if line.strip() and not _PROGRESS.match(line)]
     log_tail = "\n".join(lines[-20:])
-    if process.status == "crashed" and process.exit_code == _EXIT_FAILED:
-        return SubjectResult("failed", lines[-1].removeprefix("error: "), log_tail, None)
+    if process.exit_code in _EXIT_STATUS:
+        return SubjectResult(_EXIT_STATUS[process.exit_code], lines[-1].removeprefix("error: "), log_tail, None)
     reason = explain(process.status, process.exit_code, log_tail, deadline_s)
     return SubjectResult(process.status, reason, log_tail, measurement)
 

@@ -130,18 +130,18 @@ class Engine:
         step_time_ns: list[int] = []
         token = self.greedy(final_logits)
         decoder = self.decoder(state) if n_predict > 1 else None
-        while True:
-            ids.append(token)
-            if keep_logits:
-                kept.append(decoder.logits() if decoder and step_time_ns else final_logits)
-            if on_token:
-                on_token(token)
-            if decoder is None or len(ids) == n_predict or token in end_ids:
-                break
-            start = time.perf_counter_ns()
-            with _quiet_single_blas():
+        with _quiet_single_blas():
+            while True:
+                ids.append(token)
+                if keep_logits:
+                    kept.append(decoder.logits() if decoder and step_time_ns else final_logits)
+                if on_token:
+                    on_token(token)
+                if decoder is None or len(ids) == n_predict or token in end_ids:
+                    break
+                start = time.perf_counter_ns()
                 token = decoder.step(force_ids[len(ids) - 1] if force_ids is not None else token)
-            step_time_ns.append(time.perf_counter_ns() - start)
+                step_time_ns.append(time.perf_counter_ns() - start)
         stacked = np.stack(kept) if keep_logits else None
         return Generation(list(prompt_ids), ids, final_logits, prefill_time_ns, step_time_ns, stacked)
 

@@ -20,6 +20,9 @@ _CACHE_HELP = f"Folder for source and builds (default: ${CACHE_VARIABLE}, else t
 
 @app.command()
 def main(
+    native: Annotated[
+        bool, typer.Option("--native", help="Use every instruction of this CPU, for comparisons of speed.")
+    ] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="Build the CUDA backend too (needs nvcc).")] = False,
     cuda_arch: Annotated[
         list[str] | None,
@@ -44,7 +47,7 @@ def main(
 ) -> None:
     """Build the pinned llama.cpp and our worker, or find them in the cache, and print where they are."""
     architectures = tuple(part for text in cuda_arch or [] for part in text.replace(";", ",").split(",") if part)
-    options = BuildOptions(cuda, architectures, full, source, llama_cpp, jobs, cache_dir)
+    options = BuildOptions(native, cuda, architectures, full, source, llama_cpp, jobs, cache_dir)
     try:
         with show_progress() as progress:
             build = ensure_build(options, progress)

@@ -30,11 +30,16 @@ _ARCHITECTURE = re.compile(r"^(\d+[af]?(-real|-virtual)?|native|all|all-major)$"
 class BuildOptions:
     """What to build.
 
+    native: use every instruction of this CPU, as upstream does by default. Off, the build is the same program on
+    every x86-64 machine with AVX2: its token ids then do not depend on where they were computed, and it runs where
+    the operating system withholds newer instructions (AMX was seen to end in SIGILL under a hypervisor).
+    Comparisons of speed turn it on.
     cuda_architectures: CMake's names, empty for the GPUs of this machine. full: add FULL_TARGETS.
     source: an unpacked source in place of the one pip fetches. llama_cpp: a shared libllama of the pinned build;
     only the worker is compiled, against the headers of the pinned source. cache_dir: replaces the default cache.
     """
 
+    native: bool = False
     cuda: bool = False
     cuda_architectures: tuple[str, ...] = ()
     full: bool = False
@@ -56,7 +61,7 @@ class BuildOptions:
             "LLAMA_BUILD_COMMIT": f"b{pin.BUILD_NUMBER}",
             "LLAMA_OPENSSL": "OFF",
             "LLAMA_ALL_WARNINGS": "OFF",
-            "GGML_NATIVE": "ON",
+            "GGML_NATIVE": "ON" if self.native else "OFF",
             "GGML_CUDA": "ON" if self.cuda else "OFF",
         }
         if self.cuda:

@@ -89,6 +89,7 @@ def test_key_ignores_what_changes_no_library() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        BuildOptions(native=True),
         BuildOptions(cuda=True),
         BuildOptions(cuda=True, cuda_architectures=("90",)),
         BuildOptions(cuda=True, cuda_architectures=("90", "120a")),

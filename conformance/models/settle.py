@@ -6,12 +6,17 @@ on the path where llama.cpp's lead was outside the band gets other rows of its o
 by a lead inside it. The path, and with it every other step, stays as it was. The result is a list of (group, draw)
 pairs for `ModelSpec.redraws`.
 
+A fault too faint to show by chance, such as a cache that forgets one position, can be given: at the steps where its
+hidden state is furthest off, the draw is one in which the fault changes the winner.
+
 The hidden state behind a step is recovered from its logits: they are the output matrix times that state.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +29,33 @@ from conformance.models.spec import ModelSpec
 from conformance.models.streams import RandomStream
 from conformance.models.vocabulary import build_vocabulary
 
-_MAX_DRAWS = 1000
+_MAX_DRAWS = 20_000
+_N_EXPOSING_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The lead that the winner of a step shall have at a hidden state (n_embd,): at least low, at most high."""
+
+    state: NDArray[np.float64]
+    low: float
+    high: float
 
 
 def settle(
-    spec: ModelSpec, model: Path, token_ids: list[int], logits: NDArray[np.float32], band: tuple[float, float]
+    spec: ModelSpec,
+    model: Path,
+    token_ids: list[int],
+    logits: NDArray[np.float32],
+    band: tuple[float, float],
+    faulty_logits: NDArray[np.float32] | None = None,
 ) -> tuple[tuple[int, int], ...]:
     """Return the redraws that keep `token_ids` and give each of them a lead within `band`.
 
     model: the file written from `spec`; token_ids: its greedy path; logits (len(token_ids), n_vocab): the row
-    behind each id. Every id must belong to a group and no group may be visited twice. Raises ValueError
-    otherwise, and when a group finds no fitting draw.
+    behind each id. faulty_logits: the same from a faulty engine that was fed the same path. Every id must belong
+    to a group and no group may be visited twice. Raises ValueError otherwise, and when a group finds no fitting
+    draw.
     """
     groups = plant_groups(spec, build_vocabulary(spec.n_vocab).speakable_ids)
     visited = groups.group_of[token_ids]
@@ -42,34 +63,32 @@ def settle(
         raise ValueError("the path leaves the planted groups or meets one twice; it cannot be settled")
     top = np.partition(logits, -2, axis=1)[:, -2:]
     lead = top[:, 1] - top[:, 0]
-    outside = np.flatnonzero((lead < band[0]) | (lead > band[1]))
-    states = _hidden_states(model, logits[outside])
+    states = _hidden_states(model, logits)
+    outside = np.flatnonzero((lead < band[0]) | (lead > band[1])).tolist()
+    wishes = {step: [Wish(states[step], *band)] for step in outside}
+    if faulty_logits is not None:
+        faulty = _hidden_states(model, faulty_logits)
+        for step in np.argsort(np.linalg.norm(faulty - states, axis=1))[-_N_EXPOSING_STEPS:].tolist():
+            wishes[step] = [Wish(states[step], *band), Wish(faulty[step], -math.inf, -band[0] / 3)]
     redraws = dict(spec.redraws)
-    for step, state in zip(outside.tolist(), states, strict=True):
+    for step, step_wishes in wishes.items():
         group = int(visited[step])
-        members = np.flatnonzero(groups.group_of == group)
-        first_draw = redraws.get(group, 0) + 1
-        redraws[group] = _fitting_draw(spec, groups, members, token_ids[step], state, band, first_draw)
+        redraws[group] = _fitting_draw(spec, groups, token_ids[step], step_wishes, redraws.get(group, 0) + 1)
     return tuple(sorted(redraws.items()))
 
 
-def _fitting_draw(
-    spec: ModelSpec,
-    groups: Groups,
-    members: NDArray[np.int64],
-    winner: int,
-    state: NDArray[np.float64],
-    band: tuple[float, float],
-    first_draw: int,
-) -> int:
-    """Return the first draw from first_draw on in which `winner` leads `members` within band at state (n_embd,)."""
+def _fitting_draw(spec: ModelSpec, groups: Groups, winner: int, wishes: Sequence[Wish], first_draw: int) -> int:
+    """Return the first draw from first_draw on with which `winner` leads the rest of its group as wished."""
     group = int(groups.group_of[winner])
+    members = np.flatnonzero(groups.group_of == group)
     is_winner = members == winner
+    states = np.stack([wish.state for wish in wishes], axis=1)
     for draw in range(first_draw, first_draw + _MAX_DRAWS):
-        scores = _redrawn_matrix(spec, groups, members, (group, draw)) @ state
-        if band[0] <= float(scores[is_winner][0] - scores[~is_winner].max()) <= band[1]:
+        scores = _redrawn_matrix(spec, groups, members, (group, draw)) @ states
+        leads = scores[is_winner][0] - scores[~is_winner].max(axis=0)
+        if all(wish.low <= lead <= wish.high for wish, lead in zip(wishes, leads.tolist(), strict=True)):
             return draw
-    raise ValueError(f"group {group}: no draw out of {_MAX_DRAWS} leads by {band[0]} to {band[1]}")
+    raise ValueError(f"group {group}: none of {_MAX_DRAWS} draws gives the wanted lead")
 
 
 def _hidden_states(model: Path, logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -52,6 +52,19 @@ def test_settle_puts_every_lead_into_the_band_and_keeps_the_path(tmp_path: Path)
     assert len(redraws) == int(((_lead(before) < BAND[0]) | (_lead(before) > BAND[1])).sum())
 
 
+def test_settle_makes_a_given_fault_change_the_winner(tmp_path: Path) -> None:
+    states = _states(SPEC, 6)
+    faulty = states + 0.3 * np.roll(states, 1, axis=1)
+    model = write_model(SPEC, tmp_path / "before.gguf").path
+    before = _logits(model, states)
+    path = before.argmax(axis=1).tolist()
+    redraws = settle(SPEC, model, path, before, BAND, _logits(model, faulty))
+    settled = write_model(replace(SPEC, redraws=redraws), tmp_path / "after.gguf").path
+    assert _logits(settled, states).argmax(axis=1).tolist() == path
+    n_changed = int((_logits(settled, faulty).argmax(axis=1) != path).sum())
+    assert n_changed >= 2
+
+
 def test_settle_refuses_a_path_that_meets_a_group_twice(tmp_path: Path) -> None:
     states = _states(SPEC, 2)[[0, 1, 0]]
     logits = _logits(write_model(SPEC, tmp_path / "model.gguf").path, states)

@@ -12,8 +12,9 @@
 // launch   grid (N_V_HEADS), block (512); any n_tokens, in chunks of 16; needs D 32, 64 or 128
 // numerics docs/numerics.md, "Gated DeltaNet layer": a warp owns D / 16 rows of S, a lane four columns of each, in
 //   registers from the first token to the last; the convolution starts at +0, oldest input first
-// faults   gated_delta, on o, alpha and beta (an infinite gate would make 0 or 1). Each element of S is a factor in o
-//   in the step that made it, and a NaN or infinity stays one whatever it is multiplied by: so o checks S as well
+// faults   gated_delta, on o, and on what goes into the gates, which would make 0 or 1 of an infinity. Each element of S
+//   is a factor in o in the step that made it, and a NaN or infinity stays one whatever it is multiplied by: so o
+//   checks S as well
 // races    N_V_HEADS / N_K_HEADS blocks read the convolution inputs of one key head. Each takes a ticket after reading;
 //   who draws the last one, and so knows that nobody still reads, shifts the inputs. One buffer is enough.
 
@@ -182,9 +183,11 @@ __global__ void __launch_bounds__(GDN_WARPS* WARP)
         if (has_columns && normed_token < n) silu_z = silu_quad(load_quad(z + out_row, lane));
         if (warp == GDN_WARPS - 2 && lane < n) {
             const int at = (first + lane) * N_V_HEADS + head;
-            check_finite(alpha[at], op, fault);
+            const float raised = add(alpha[at], dt[head]), g = mul(softplus(raised), a[head]);
+            check_finite(raised, op, fault);
+            check_finite(g, op, fault);
             check_finite(beta[at], op, fault);
-            chunk.decay[lane] = exp_(mul(softplus(add(alpha[at], dt[head])), a[head]));
+            chunk.decay[lane] = exp_(g);
             chunk.b[lane] = sigmoid(beta[at]);
         }
         __syncthreads();
