@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["conformance"]
@@ -52,6 +54,17 @@ def gate(session: nox.Session) -> None:
     """Judge the records of the last run: 0 match, 1 mismatch, 2 not measured, 3 cannot be judged."""
     install(session)
     session.run("python", "-m", "conformance", "gate", *session.posargs)
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Compile every kernel for every architecture, no GPU needed; fail on a spill. CUDA_EXTRA as for gpu."""
+    install(session, "dev", session.env.get("CUDA_EXTRA") or "cuda13")
+    models = [Path(session.create_tmp(), f"{kind}.gguf") for kind in ("tiny", "small", "27b")]
+    for model in models:
+        session.run("python", "-m", "conformance", "make-model", model.stem, model, "--sparse")
+    session.run("python", "-m", "engine", "kernels", *models, *session.posargs)
+    session.run("pytest", "engine/tests/test_cuda_compile.py")
 
 
 @nox.session

@@ -111,15 +111,17 @@ def make_model_command(
     kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(PRESETS)}.")],
     out: Annotated[Path, typer.Argument(help="GGUF file to write.")],
     seed: Annotated[int | None, typer.Option(help="Seed of the weights [default: the kind's own].")] = None,
+    sparse: Annotated[bool, typer.Option("--sparse", help="Leave a hole in place of the weights.")] = False,
 ) -> None:
     """Make a fixture model: random weights with a planted margin, the same bytes from a seed everywhere."""
     try:
         with show_progress() as progress:
             progress.step(f"making the {kind} model")
-            made = make_model(kind, out, seed, progress=progress.update)
+            made = make_model(kind, out, seed, sparse=sparse, progress=progress.update)
     except (OSError, ValueError) as error:
         raise _fail(str(error), Outcome.CANNOT_RUN) from None
-    typer.echo(f"{made.path}: {made.n_bytes:,} bytes, {made.n_tensors} tensors, sha256 {made.sha256}")
+    digest = "weights left out" if made.sha256 is None else f"sha256 {made.sha256}"
+    typer.echo(f"{made.path}: {made.n_bytes:,} bytes, {made.n_tensors} tensors, {digest}")
 
 
 @app.command(epilog="Exit code: 0 the file's values are right, 1 they differ, 3 this environment cannot run it.")

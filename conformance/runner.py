@@ -31,7 +31,8 @@ from conformance.subject import (
     explain,
     run_subject,
 )
-from engine.cuda.device import NoDeviceError, open_device
+from engine.cuda.device import open_device
+from engine.errors import NoDeviceError
 from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
 BASELINE_NAME = f"llama.cpp-b{pin.BUILD_NUMBER}-cpu"

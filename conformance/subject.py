@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from baselines.llama_cpp.process import ProcessResult, run_process
 from conformance.controls import CONTROLS
-from engine.cuda.device import NoDeviceError
-from engine.errors import EngineError
+from engine.errors import EngineError, NoDeviceError
 from engine.generate import Engine, Generation, PrefillMode, load_engine
 from engine.placement import N_PACK
 
@@ -140,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
     values = json.loads(Path(argv[0]).read_text())
     request = SubjectRequest(**{**values, "model": Path(values["model"])})
     try:
-        measurement = measure(_load(request), request, _print_progress)
+        measurement = measure(load_subject(request), request, _print_progress)
     except NoDeviceError as error:
         print(f"error: {error}", flush=True)
         return _EXIT_NO_DEVICE
@@ -157,7 +156,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _load(request: SubjectRequest) -> Engine:
+def load_subject(request: SubjectRequest) -> Engine:
+    """Load the right engine, or the negative control that `request` names; raises EngineError."""
     if request.control is None:
         return load_engine(request.model, n_ctx=request.n_ctx, backend=request.backend, n_threads=request.n_threads)
     control = next(control for control in CONTROLS if control.name == request.control)

@@ -1,4 +1,4 @@
-"""Command line: `python -m engine inspect | trunk | generate`. The only module of the engine that prints."""
+"""Command line: `python -m engine COMMAND`. The only module of the engine that prints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import psutil
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from engine.errors import EngineError, ModelFileError, RequestError
+from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
+from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError
 from engine.generate import BACKENDS, Engine, Generation, TextStream, load_engine
 from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
@@ -35,12 +46,12 @@ ContextSize = Annotated[int, typer.Option("-c", "--ctx-size", help="Positions in
 
 
 def main() -> None:
-    """Run the command line; an expected failure prints one line and exits with 1."""
+    """Run the command line; an expected failure prints one line and exits with 1, a missing device with 3."""
     try:
         app()
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(3 if isinstance(error, NoDeviceError) else 1)
 
 
 @app.command()
@@ -77,6 +88,8 @@ def generate(
     n_ctx: ContextSize = 512,
     backend: Annotated[str, typer.Option(help=f"One of: {', '.join(BACKENDS)}")] = "numpy",
     threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads [default: cores]")] = None,
+    vram_budget: Annotated[int | None, typer.Option(help="Hard limit on device memory, bytes (cuda).")] = None,
+    scheduling: Annotated[str, typer.Option(help="How the host waits: spin or auto (cuda).")] = "spin",
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at an end token.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -87,7 +100,15 @@ def generate(
     tokenizer = _tokenizer(file, needed=prompt is not None)
     ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else _parse_ids(prompt_ids or "")
     with _bar("loading", loaded_n_bytes(file, ModelConfig.from_model(file))) as advance:
-        engine = load_engine(file, n_ctx=n_ctx, backend=backend, n_threads=threads, progress=advance)
+        engine = load_engine(
+            file,
+            n_ctx=n_ctx,
+            backend=backend,
+            n_threads=threads,
+            vram_budget=vram_budget,
+            scheduling=scheduling,
+            progress=advance,
+        )
     end_ids = frozenset() if ignore_eos or tokenizer is None else tokenizer.end_ids
     printer = _Printer(tokenizer, quiet=as_json)
     result = engine.run(ids, n_predict, end_ids=end_ids, on_token=printer.token)
@@ -97,6 +118,153 @@ def generate(
         print(json.dumps(summary))
     else:
         print("\n" + _summary_text(summary))
+
+
+@app.command()
+def kernels(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="GGUF files; weights are not read.")],
+    arch: Annotated[
+        list[str] | None, typer.Option(help="Architecture; repeat for more [default: sm_80 to sm_120]")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes [default: cores]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile all kernels of the models, no GPU needed; show registers, shared memory, spills. Exit 1 on a spill."""
+    try:
+        from engine.cuda import report
+    except ImportError as error:
+        raise NoDeviceError(f"kernels needs CuPy ({error}): install the extra cuda12 or cuda13") from None
+    archs = arch or list(report.ARCHS)
+    expressions = report.model_expressions([open_model(model) for model in models])
+    found: dict[str, report.ArchReport] = {}
+    with _bar(f"compiling {len(expressions)} kernels", len(archs), MofNCompleteColumn()) as advance:
+        for one in report.compile_reports(expressions, archs, jobs or psutil.cpu_count() or 1):
+            found[one.arch] = one
+            advance(1)
+    reports = [found[name] for name in archs]
+    print(json.dumps(report.to_dict(reports)) if as_json else report.render(reports))
+    if any(one.spilling for one in reports):
+        raise typer.Exit(1)
+
+
+BenchModel = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file")]
+PromptIds = Annotated[str | None, typer.Option(help="Prompt as token ids [default: 70 ids over the vocabulary]")]
+Backend = Annotated[str, typer.Option(help=f"One of: {', '.join(BACKENDS)}")]
+Budget = Annotated[int | None, typer.Option(help="Hard limit on device memory, bytes (cuda).")]
+Scheduling = Annotated[str, typer.Option(help="How the host waits for the device: spin or auto (cuda).")]
+Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Timed runs.")]
+
+
+@app.command("decode-bench")
+def decode_bench(
+    model: BenchModel,
+    n_steps: Annotated[int, typer.Argument(metavar="[STEPS]", help="Decode steps")] = 128,
+    n_ctx: Annotated[int, typer.Argument(metavar="[CTX]", help="Positions in the context")] = 512,
+    pack: Annotated[int, typer.Argument(metavar="[PACK]", help="Tokens per pack of the prefill")] = 4,
+    prompt_ids: PromptIds = None,
+    backend: Backend = "cuda",
+    vram_budget: Budget = None,
+    scheduling: Scheduling = "spin",
+    repetitions: Repetitions = 3,
+    as_json: Json = False,
+) -> None:
+    """Time greedy decoding: decode-bench MODEL 128 512 4."""
+    engine = _bench_engine(model, n_ctx, backend, vram_budget, scheduling)
+    ids = _bench_prompt(engine, prompt_ids)
+    prefill = bench_prefill(engine, ids, pack, 1)
+    runs = bench_decode(engine, ids, n_steps, repetitions)
+    print(json.dumps(_decode_dict(engine, prefill, runs)) if as_json else _decode_text(engine, prefill, runs))
+
+
+@app.command("prompt-bench")
+def prompt_bench(
+    model: BenchModel,
+    n_ctx: Annotated[int, typer.Argument(metavar="[CTX]", help="Positions in the context")] = 512,
+    pack: Annotated[int, typer.Argument(metavar="[PACK]", help="Tokens per pack of the layer-major prefill")] = 4,
+    prompt_ids: PromptIds = None,
+    backend: Backend = "cuda",
+    vram_budget: Budget = None,
+    scheduling: Scheduling = "spin",
+    repetitions: Repetitions = 3,
+    as_json: Json = False,
+) -> None:
+    """Time token-major against layer-major prefill and compare their logits bit for bit."""
+    engine = _bench_engine(model, n_ctx, backend, vram_budget, scheduling)
+    prefill = bench_prefill(engine, _bench_prompt(engine, prompt_ids), pack, repetitions)
+    print(json.dumps(_prefill_dict(prefill)) if as_json else _prefill_text(prefill))
+
+
+def _bench_engine(model: Path, n_ctx: int, backend: str, vram_budget: int | None, scheduling: str) -> Engine:
+    file = open_model(model)
+    with _bar("loading", loaded_n_bytes(file, ModelConfig.from_model(file))) as advance:
+        return load_engine(
+            file, n_ctx=n_ctx, backend=backend, vram_budget=vram_budget, scheduling=scheduling, progress=advance
+        )
+
+
+def _bench_prompt(engine: Engine, prompt_ids: str | None) -> list[int]:
+    return default_prompt_ids(engine.config.n_vocab) if prompt_ids is None else _parse_ids(prompt_ids)
+
+
+def _prefill_dict(prefill: PrefillComparison) -> dict[str, Any]:
+    ways = {f"{way.mode}_pack_{way.pack}": way for way in (prefill.token_major, prefill.layer_major)}
+    return {
+        "n_prompt": prefill.layer_major.n_tokens,
+        "prefill_time_ns": {name: way.time_ns for name, way in ways.items()},
+        "prefill_tok_per_s": {name: way.tok_per_s for name, way in ways.items()},
+        "final_logits_bitwise_equal": prefill.final_logits_bitwise_equal,
+        "final_logits_le32_sha256": prefill.final_logits_le32_sha256,
+        "final_greedy_token_id": prefill.final_greedy_token_id,
+    }
+
+
+def _prefill_text(prefill: PrefillComparison) -> str:
+    lines = [
+        f"prefill {way.mode} pack {way.pack}: {way.tok_per_s:.2f} tok/s ({1000 / way.tok_per_s:.2f} ms/tok)"
+        for way in (prefill.token_major, prefill.layer_major)
+    ]
+    return "\n".join(
+        (
+            *lines,
+            f"final_logits_bitwise_equal: {'yes' if prefill.final_logits_bitwise_equal else 'no'}",
+            f"final_logits_le32_sha256: {prefill.final_logits_le32_sha256}",
+            f"final_greedy_token_id: {prefill.final_greedy_token_id}",
+        )
+    )
+
+
+def _decode_dict(engine: Engine, prefill: PrefillComparison, runs: list[Generation]) -> dict[str, Any]:
+    step_time_ns = [run.step_time_ns for run in runs]
+    median_ns = float(np.median([sum(times) for times in step_time_ns]))
+    n_steps = len(step_time_ns[0])
+    return {
+        **_prefill_dict(prefill),
+        "n_ctx": engine.n_ctx,
+        "n_steps": n_steps,
+        "step_time_ns": step_time_ns,
+        "decode_tok_per_s": n_steps / (median_ns * 1e-9),
+        "output_tok_per_s": (n_steps + 1) / (median_ns * 1e-9),
+        "generated_token_ids": runs[0].generated_token_ids,
+        "generated_token_ids_le64_sha256": sorted({run.generated_token_ids_le64_sha256 for run in runs}),
+        "load_time_ns": engine.load_time_ns,
+        "backend": engine.ops.describe(),
+    }
+
+
+def _decode_text(engine: Engine, prefill: PrefillComparison, runs: list[Generation]) -> str:
+    found = _decode_dict(engine, prefill, runs)
+    decode, output = found["decode_tok_per_s"], found["output_tok_per_s"]
+    hashes = found["generated_token_ids_le64_sha256"]
+    return "\n".join(
+        (
+            _prefill_text(prefill),
+            f"decode c={engine.n_ctx}, {found['n_steps']} steps: {decode:.2f} tok/s ({1000 / decode:.2f} ms/tok)",
+            f"output throughput: {output:.2f} tok/s",
+            *(f"generated_token_ids_le64_sha256: {digest}" for digest in hashes),
+            f"last token id: {found['generated_token_ids'][-1]}",
+            *(f"{name}: {value}" for name, value in found["backend"].items()),
+        )
+    )
 
 
 def _tokenizer(file: ModelFile, needed: bool) -> Tokenizer | None:
@@ -119,11 +287,11 @@ def _parse_ids(text: str) -> list[int]:
 
 
 @contextmanager
-def _bar(what: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show a byte progress bar on stderr; yields the function that advances it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+def _bar(what: str, total: int, unit: ProgressColumn | None = None) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr, in bytes unless another unit is given; yields the function that advances it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), unit or DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=n_bytes)
+        task = progress.add_task(what, total=total)
         yield lambda n: progress.advance(task, n)
 
 

@@ -21,3 +21,7 @@ class PlacementError(EngineError):
 
 class NonFiniteError(EngineError):
     """An op produced NaN or infinity; the message names layer and op."""
+
+
+class NoDeviceError(EngineError):
+    """This machine cannot run the backend that was asked for."""

@@ -84,13 +84,16 @@ class Engine:
     load_time_ns: int
 
     def prefill(
-        self, prompt_ids: Sequence[int], mode: PrefillMode = "layer_major"
+        self, prompt_ids: Sequence[int], mode: PrefillMode = "layer_major", pack: int = N_PACK
     ) -> tuple[DecodeState, NDArray[np.float32]]:
-        """Run the prompt from an empty state; return the state and the logits (n_vocab) f32 after its end."""
+        """Run the prompt from an empty state; return the state and the logits (n_vocab) f32 after its end.
+
+        `pack` is the number of tokens that share one read of a matrix in layer-major mode; it changes no bit.
+        """
         self._check_ids(prompt_ids)
         self._check_room(len(prompt_ids), 0)
         state = new_state(self.config, self.ops, self.n_ctx)
-        chunk, pack = (N_CHUNK, N_PACK) if mode == "layer_major" else (1, 1)
+        chunk = N_CHUNK if mode == "layer_major" else 1
         with _quiet_single_blas():
             for i in range(0, len(prompt_ids), chunk):
                 logits = forward(self.ops, self.weights, state, prompt_ids[i : i + chunk], pack)

@@ -142,3 +142,6 @@ class Ops(Protocol):
 
     def to_host(self, x: Array) -> NDArray[np.float32]:
         """Copy an array to a NumPy array."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a record should say of the backend: device, memory, threads."""

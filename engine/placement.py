@@ -4,15 +4,14 @@ A pure function of configuration and tensor directory; no device is asked. Sizes
 
 weights       every trunk tensor except token_embd, of which a token needs one row; that table stays on the
               host, unless the output is tied to it: then each step reads all of it and it is resident
-gdn_state     n_v_heads x d x d f32 in each Gated-DeltaNet layer, d = ssm_d_state
-conv_state    (ssm_d_conv - 1) x conv_channels f32 in each Gated-DeltaNet layer
-kv_cache      keys and values, f16: n_ctx x n_head_kv x head_dim each in each attention layer
-residual      N_CHUNK x n_embd f32: layer-major prefill carries a chunk of prompt tokens through one layer at a time
-activations   f32, for a pack of 4 tokens: a normalised row (n_embd), the wider of the two mixers' inputs (q,
-              gate, k, v, or the convolution's input and output, z, alpha, beta) and its output, gate and up
-              rows (n_ff), and for one token the attention partials: n_head x n_splits x (head_dim + 2)
-quantised     for a pack of 4 tokens: the widest matrix input in groups of 32 int8, an f32 scale, an int32 sum
-logits        one row of n_vocab f32
+the rest      every buffer of the CUDA backend, as `engine.cuda.layout` lists them, added up by purpose:
+              conv_state, gdn_state   of each Gated DeltaNet layer, f32
+              kv_cache                keys and values of each attention layer, f16
+              residual                N_CHUNK rows of n_embd: layer-major prefill carries a chunk of prompt tokens
+                                      through one layer before the next
+              activations, quantised  one layer's intermediate rows for the widest pack, as f32 and as int8
+              attention               partial results of the splits
+              rope, logits, control   tables of n_ctx positions, two rows of n_vocab, token ids and counters
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.cuda.layout import buffers
 from engine.errors import PlacementError, RequestError
-from engine.gguf.inventory import padded_n_bytes, take_inventory
+from engine.gguf.inventory import take_inventory
 from engine.gguf.reader import TensorInfo
 from engine.model.config import ModelConfig
-from engine.numerics import KV_SPLIT, SUB_BLOCK
 
 __all__ = ["N_CHUNK", "N_PACK", "MemoryPlan", "plan_memory"]
 
@@ -33,9 +32,6 @@ N_PACK = 4
 """Tokens that layer-major prefill takes through a matrix together."""
 N_CHUNK = 128
 """Prompt tokens that layer-major prefill takes through one layer before the next."""
-
-_F32, _F16 = 4, 2
-_GROUP_N_BYTES = SUB_BLOCK + 2 * 4  # the int8 values, their scale and their sum
 
 
 @dataclass(frozen=True)
@@ -98,36 +94,14 @@ def plan_memory(
     if n_ctx < 1:
         raise RequestError(f"the context size is {n_ctx}, expected at least 1")
     inventory = take_inventory(tensors, config.n_layer)
-    n_recurrent, d = config.n_layer_recurrent, config.ssm_d_state
-    n_conv = (config.ssm_d_conv - 1) * config.conv_channels
-    device = {
-        "gdn_state": n_recurrent * padded_n_bytes(config.n_v_heads * d * d * _F32),
-        "conv_state": n_recurrent * padded_n_bytes(n_conv * _F32),
-        "kv_cache": config.n_layer_attn * 2 * padded_n_bytes(n_ctx * config.n_embd_kv * _F16),
-        "residual": padded_n_bytes(min(n_ctx, N_CHUNK) * config.n_embd * _F32),
-        "activations": padded_n_bytes(_n_activations(config, n_ctx) * _F32),
-        "quantised": padded_n_bytes(N_PACK * -(-_widest_input(config) // SUB_BLOCK) * _GROUP_N_BYTES),
-        "logits": padded_n_bytes(config.n_vocab * _F32),
-    }
+    device = {"weights": inventory.resident_n_bytes}
+    for buffer in buffers(config, n_ctx, N_CHUNK).values():
+        device[buffer.region] = device.get(buffer.region, 0) + buffer.n_bytes
     token_embd = inventory.regions["token_embd"].total.n_bytes
     return MemoryPlan(
         n_ctx=n_ctx,
-        device={"weights": inventory.resident_n_bytes, **device},
+        device=device,
         host_n_bytes=0 if config.tied_output else token_embd,
         tied_output=config.tied_output,
         vram_budget_n_bytes=vram_budget_n_bytes,
     )
-
-
-def _n_activations(config: ModelConfig, n_ctx: int) -> int:
-    """Count the f32 values of a pack of tokens on its way through a layer."""
-    recurrent = 2 * config.conv_channels + config.value_dim + 2 * config.n_v_heads
-    attention = 2 * config.n_embd_q + 2 * config.n_embd_kv
-    mixed = max(config.value_dim, config.n_embd_q)
-    row = config.n_embd + max(recurrent, attention) + mixed + 2 * config.n_ff
-    n_splits = -(-n_ctx // KV_SPLIT)
-    return N_PACK * row + config.n_head * n_splits * (config.head_dim + 2)
-
-
-def _widest_input(config: ModelConfig) -> int:
-    return max(config.n_embd, config.n_ff, config.value_dim, config.n_embd_q)

@@ -10,9 +10,9 @@ The next group is then certain, and which member of it wins depends on what all 
 ring; member k of a group leads k + 1 groups on, so 129 tokens never meet the same group twice. A group on the way
 of a scenario can be given other rows of its own (`ModelSpec.redraws`), for a wider margin at that step.
 
-With tied output the two matrices are one. Codes then fill the first half of the dimensions and the rows of their
-own the second half, a token leads to its own group, and output_norm (weights.py) has random signs in the second
-half, so that a token does not simply prefer itself.
+With tied output the two matrices are one. Codes then fill the first half of the dimensions and smaller rows of their
+own the second half, a token leads to its own group, and output_norm (weights.py) is negative in the second half, so
+that a token argues against itself and the layers choose among the rest of the group.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def embedding_rows(spec: ModelSpec, groups: Groups, ids: NDArray[np.int64], stre
     levels = signs * np.uint8(n_levels // 2) + np.uint8(n_levels // 8) + (noise & np.uint8(n_levels // 4 - 1))
     if spec.tied_output:
         own_half = slice(spec.n_embd // 2, None)
-        levels[:, own_half] = noise[:, own_half] & np.uint8(n_levels - 1)
+        levels[:, own_half] = np.uint8(n_levels * 3 // 8) + (noise[:, own_half] & np.uint8(n_levels // 4 - 1))
         levels[groups.group_of[ids] < 0] ^= np.uint8(n_levels - 1)  # the opposite code: never generated
     # x keeps the code visible under what the layers add, about 0.7 of variance each at unit-variance weights
     return _encode(spec.token_embd_type, levels, math.sqrt(spec.n_layer / 2), RandomStream(spec.seed, "embd scales"))

@@ -32,6 +32,7 @@ The 27b type assignment reproduces the byte accounting of the article's file. Th
 
 from __future__ import annotations
 
+from conformance.models.redraws import REDRAWS
 from conformance.models.spec import ModelSpec, TypeRule
 
 
@@ -92,7 +93,9 @@ PRESETS: dict[str, ModelSpec] = {
         n_v_heads=12,
         ssm_d_state=64,
         seed=1,
+        prompt_seed=5,
         rules=_RULES_TINY,
+        redraws=REDRAWS["tiny"],
     ),
     "small": ModelSpec(
         name="small",
@@ -107,7 +110,9 @@ PRESETS: dict[str, ModelSpec] = {
         n_v_heads=12,
         ssm_d_state=128,
         seed=1,
+        prompt_seed=2,
         rules=_RULES_SMALL,
+        redraws=REDRAWS["small"],
     ),
     "27b": ModelSpec(
         name="27b",

@@ -11,8 +11,8 @@ from gguf.quants import dequantize
 
 from conformance.models import PRESETS, ModelSpec, make_model, plan_tensors, write_model
 
-TINY_SHA256 = "@TINY@"
-SMALL_SHA256 = "@SMALL@"
+TINY_SHA256 = "a44a48fb7d990d1232e0c9995ec5c00a5a6a15a8e03d691cbca382b3269619f4"
+SMALL_SHA256 = "610f6b20c05aca403dda424afc29e97c2e274e71599b04d7bc436a7e642d6472"
 
 
 @pytest.fixture(scope="module")

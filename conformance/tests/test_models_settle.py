@@ -40,7 +40,7 @@ def _lead(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def test_settle_puts_every_lead_into_the_band_and_keeps_the_path(tmp_path: Path) -> None:
-    states = _states(SPEC, 40)
+    states = _states(SPEC, 12)
     before = _logits(write_model(SPEC, tmp_path / "before.gguf").path, states)
     path = before.argmax(axis=1).tolist()
     assert _lead(before).min() < BAND[0] / 2
@@ -53,7 +53,7 @@ def test_settle_puts_every_lead_into_the_band_and_keeps_the_path(tmp_path: Path)
 
 
 def test_settle_makes_a_given_fault_change_the_winner(tmp_path: Path) -> None:
-    states = _states(SPEC, 6)
+    states = _states(SPEC, 3)
     faulty = states + 0.3 * np.roll(states, 1, axis=1)
     model = write_model(SPEC, tmp_path / "before.gguf").path
     before = _logits(model, states)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import cupy
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from engine.cuda.kernels import Kernels
+if TYPE_CHECKING:
+    import cupy
+
+    from engine.cuda.kernels import Kernels
 
 ARGMAX_THREADS = 256
 ARGMAX_LOGITS = 8

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import cupy
 import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
-from engine.cuda.kernels import Kernels
 from engine.numerics import KV_SPLIT, SUB_BLOCK
 from engine.ops import KVCache
+
+if TYPE_CHECKING:
+    import cupy
+
+    from engine.cuda.kernels import Kernels
 
 ROPE_WARPS = 4
 SPLIT_THREADS = 256

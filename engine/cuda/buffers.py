@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import cupy
-import numpy as np
-
-from engine.cuda.memory import DeviceMemory
-from engine.numerics import SUB_BLOCK
+if TYPE_CHECKING:
+    import cupy
 
 MAX_PACK = 16
 """Most tokens that a pack may have; wider ones would cost registers and buffers for little."""
@@ -25,16 +23,6 @@ class DeviceActivation:
     x: cupy.ndarray
     q: cupy.ndarray
     scales: cupy.ndarray
-
-    @classmethod
-    def allocate(cls, memory: DeviceMemory, n: int) -> DeviceActivation:
-        """Return buffers for MAX_PACK tokens."""
-        n_groups = -(-n // SUB_BLOCK)
-        return cls(
-            memory.array((MAX_PACK, n), np.float32),
-            memory.array((MAX_PACK, n), np.int8),
-            memory.array((MAX_PACK, n_groups, 2), np.int32),
-        )
 
     def first(self, n_tokens: int) -> DeviceActivation:
         """Return the part that holds `n_tokens` tokens."""

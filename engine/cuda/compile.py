@@ -32,6 +32,8 @@ OPTIONS = (
 )
 CACHE_VARIABLE = "HYBRID_CACHE_DIR"
 
+_n_compiled = 0
+
 
 class CompileError(EngineError):
     """NVRTC refused a kernel; the message holds its log with file and line."""
@@ -88,6 +90,11 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def n_compiled() -> int:
+    """Return how often this process has run the compiler: a start that finds all in the cache does not."""
+    return _n_compiled
+
+
 def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | None = None) -> Cubin:
     """Return the cubin with `expressions` (such as "gemv<Q4_K, 5120, 1, 0>") for `arch` (such as "sm_90").
 
@@ -119,7 +126,9 @@ def default_cache_dir() -> Path:
 
 
 def _compile(expressions: Sequence[str], arch: str) -> Cubin:
+    global _n_compiled
     nvrtc_version()
+    _n_compiled += 1
     program = nvrtc.createProgram(source(), "kernels.cu", (), ())
     try:
         for expression in expressions:

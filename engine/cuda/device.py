@@ -6,13 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import EngineError, RequestError
+from engine.errors import NoDeviceError, RequestError
 
 SCHEDULING = ("spin", "auto")
-
-
-class NoDeviceError(EngineError):
-    """This machine cannot run the CUDA backend."""
 
 
 @dataclass(frozen=True)

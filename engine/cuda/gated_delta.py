@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import cupy
 import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
-from engine.cuda.kernels import Kernels
+
+if TYPE_CHECKING:
+    import cupy
+
+    from engine.cuda.kernels import Kernels
 
 GDN_THREADS = 512
 HEAD_SIZES = (32, 64, 128)

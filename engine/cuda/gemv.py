@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import cupy
 import numpy as np
 from numpy.typing import NDArray
 
 from engine import quants
 from engine.cuda.buffers import DeviceActivation
-from engine.cuda.kernels import Kernels
+from engine.errors import RequestError
 from engine.numerics import SUB_BLOCK
+
+if TYPE_CHECKING:
+    import cupy
+
+    from engine.cuda.kernels import Kernels
 
 GEMV_WARPS = 4
 GATE_UP_WARPS = 8
@@ -32,7 +37,9 @@ class DeviceMatrix:
 
 
 def pack_width(n_tokens: int) -> int:
-    """Return the instantiated width that serves a pack of n_tokens."""
+    """Return the instantiated width that serves a pack of n_tokens; RequestError if there is none."""
+    if n_tokens > PACK_WIDTHS[-1]:
+        raise RequestError(f"a pack of {n_tokens} tokens is asked for, the CUDA backend takes up to {PACK_WIDTHS[-1]}")
     return next(width for width in PACK_WIDTHS if width >= n_tokens)
 
 

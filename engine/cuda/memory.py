@@ -44,6 +44,8 @@ class DeviceMemory:
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         pointer = self.allocate(n_bytes)
         pointer.memset(0, max(n_bytes, 1))
+        # It ran on the null stream, for which the engine's own streams do not wait.
+        cupy.cuda.Stream.null.synchronize()
         return cupy.ndarray(shape, dtype, pointer)
 
     def release(self, array: cupy.ndarray) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
-from engine.cuda import argmax, attention, faults, gated_delta, gemv, plan, rms_norm
-from engine.cuda.buffers import MAX_PACK, DeviceActivation
+from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, plan, rms_norm
+from engine.cuda.buffers import DeviceActivation
 from engine.cuda.decoder import GraphDecoder
 from engine.cuda.device import Device
 from engine.cuda.faults import Op
@@ -61,16 +61,17 @@ class CudaOps:
     def __init__(
         self, model: ModelFile, config: ModelConfig, device: Device, n_ctx: int, vram_budget_n_bytes: int | None
     ) -> None:
-        self._config, self._n_ctx = config, n_ctx
+        self._config, self._device, self._n_ctx = config, device, n_ctx
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.memory = DeviceMemory(vram_budget_n_bytes)
         self.kernels = Kernels(plan.expressions(config, model.tensors), device.arch)
         self.kernels.write_global("iq3s_grid", gemv.iq3s_grid_words())
         self._weights = Pool(self.memory, take_inventory(model.tensors.values(), config.n_layer).resident_n_bytes)
-        self._uploader: Uploader | None = Uploader(self.kernels, self.memory)
+        self._planned = layout.buffers(config, n_ctx, N_CHUNK)
+        room_n_bytes = sum(buffer.n_bytes for buffer in self._planned.values())
+        self._uploader: Uploader | None = Uploader(self.kernels, self.memory, room_n_bytes)
         self._layer = 0
-        self._state: dict[str, cupy.ndarray] = {}
 
     def load_matrix(self, type_name: str, raw: NDArray[np.uint8]) -> gemv.DeviceMatrix:
         """Copy a matrix to the device, its blocks repacked into planes of the same size."""
@@ -93,50 +94,42 @@ class CudaOps:
         self._allocate()
 
     def _allocate(self) -> None:
-        c, memory = self._config, self.memory
-        widths = (
-            max(c.conv_channels, 2 * c.n_embd_q),
-            max(c.value_dim, c.n_embd_kv),
-            max(c.n_v_heads, c.n_embd_kv),
-            c.n_v_heads,
-        )
-        self._projected = [memory.array((MAX_PACK * width,), np.float32) for width in widths]
-        self._normed = DeviceActivation.allocate(memory, c.n_embd)
-        self._mixed = DeviceActivation.allocate(memory, max(c.value_dim, c.n_embd_q))
-        self._ffn = DeviceActivation.allocate(memory, c.n_ff)
-        self._q = memory.array((MAX_PACK, c.n_head, c.head_dim), np.float32)
-        shapes = attention.scratch_shapes(c, self._n_ctx, MAX_PACK)
-        self._scratch = attention.AttentionScratch(*(memory.array(shape, np.float32) for shape in shapes))
-        self._rope = self._rope_tables()
-        self._tickets = memory.array(gated_delta.tickets_shape(c), np.uint32)
-        self._hidden = memory.array((N_CHUNK, c.n_embd), np.float32)
-        self._control = memory.array((N_CHUNK, 2), np.int32)
-        self._logits = memory.array((1, c.n_vocab), np.float32)
-        self._given = memory.array((1, c.n_vocab), np.float32)
-        self._argmax_scratch = memory.array((argmax.SCRATCH_N_WORDS,), np.uint32)
-        self._chosen = memory.array((self._n_ctx,), np.int32)
-        self.outcome = memory.array((2,), np.int32)  # next token, fault word
-        self._fault = self.outcome[1:].view(np.uint32)
-        self._row_stage = pinned(N_CHUNK * c.n_embd * 4).view(np.float32).reshape(N_CHUNK, c.n_embd)
-        self._control_stage = pinned(N_CHUNK * 2 * 4).view(np.int32).reshape(N_CHUNK, 2)
+        memory, planned = self.memory, self._planned
+        self._buffers = {name: memory.array(buffer.shape, buffer.dtype) for name, buffer in planned.items()}
+        self._bind(self._buffers)
+        rows, words = self._hidden.shape, self._control.shape
+        self._row_stage = pinned(self._hidden.nbytes).view(np.float32).reshape(rows)
+        self._control_stage = pinned(self._control.nbytes).view(np.int32).reshape(words)
         self._staged = cupy.cuda.Event(block=False, disable_timing=True)
         self._table: tuple[str, NDArray[np.uint8]] | None = None
         self._first_position = 0
+        for array, table in zip((self._rope.cos, self._rope.sin), self._rope_tables(), strict=True):
+            array.set(table, stream=self.stream)
 
-    def _rope_tables(self) -> attention.RopeTables:
+    def _bind(self, b: dict[str, cupy.ndarray]) -> None:
+        """Give the working buffers the names and forms that the ops use."""
+        self._hidden, self._control, self._q = b["hidden"], b["control"], b["q"]
+        self._projected = [array for name, array in b.items() if name.startswith("projected.")]
+        self._normed, self._mixed, self._ffn = (
+            DeviceActivation(*(b[f"{name}.{part}"] for part in ("x", "q", "scales")))
+            for name in ("normed", "mixed", "ffn")
+        )
+        self._scratch = attention.AttentionScratch(*(b[f"splits.{part}"] for part in ("maxima", "sums", "values")))
+        self._rope = attention.RopeTables(b["rope.cos"], b["rope.sin"])
+        self._tickets, self._argmax_scratch, self._chosen = b["tickets"], b["argmax_scratch"], b["chosen"]
+        self._logits, self._given = b["logits"], b["given_logits"]
+        self.outcome = b["outcome"]  # next token, fault word
+        self._fault = self.outcome[1:].view(np.uint32)
+
+    def _rope_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         c = self._config
         frequencies = numerics.rope_frequencies(c.n_rot, c.rope_freq_base, c.rope_sections)
-        tables = numerics.rope_table(np.arange(self._n_ctx), frequencies)
-        arrays = [self.memory.array(table.shape, np.float32) for table in tables]
-        for array, table in zip(arrays, tables, strict=True):
-            array.set(table)
-        return attention.RopeTables(*arrays)
+        return numerics.rope_table(np.arange(self._n_ctx), frequencies)
 
     def state_buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> cupy.ndarray:
         """Return the zeroed buffer of that name; there is room for one sequence."""
-        buffer = self._state.get(name)
-        if buffer is None:
-            buffer = self._state[name] = self.memory.array(shape, dtype)
+        buffer = self._buffers[name]
+        assert (buffer.shape, buffer.dtype) == (shape, dtype), f"{name} was planned as {buffer.dtype} {buffer.shape}"
         buffer.data.memset_async(0, buffer.nbytes, self.stream)
         return buffer
 
@@ -148,6 +141,7 @@ class CudaOps:
         self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int], first_position: int
     ) -> cupy.ndarray:
         """Dequantise rows on the host, copy them and the control words; in a capture, only record the copies."""
+        self.stream.use()  # another engine of this process may have put its own in use
         n = len(tokens)
         self._table, self._first_position = (type_name, table), first_position
         if not self.stream.is_capturing():
@@ -272,6 +266,7 @@ class CudaOps:
 
     def choose(self, logits: cupy.ndarray) -> None:
         """Launch argmax; the id goes to outcome[0]."""
+        self.stream.use()
         op = faults.kernel_argument(Op.ARGMAX)
         argmax.argmax(
             self.kernels,
@@ -312,6 +307,20 @@ class CudaOps:
         host: NDArray[np.float32] = x.get(stream=self.stream)
         self.raise_fault(int(self._fault.get(stream=self.stream)[0]))
         return host
+
+    def describe(self) -> dict[str, Any]:
+        """Return the device and what was taken of its memory."""
+        weights = self._weights.used_n_bytes
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return {
+            "device": self._device.name,
+            "arch": self._device.arch,
+            "resident_weights_n_bytes": weights,
+            "arena_n_bytes": self.memory.n_bytes - weights,
+            "vram_budget_n_bytes": self.memory.budget_n_bytes,
+            "device_free_n_bytes": int(free),
+            "device_total_n_bytes": int(total),
+        }
 
     def _op(self, op: Op) -> Any:
         return faults.kernel_argument(op, self._layer)

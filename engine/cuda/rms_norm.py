@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import cupy
 import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
-from engine.cuda.kernels import Kernels
 from engine.numerics import LANES_EMBD, SUB_BLOCK
+
+if TYPE_CHECKING:
+    import cupy
+
+    from engine.cuda.kernels import Kernels
 
 
 class EmbeddingSize(Protocol):

@@ -16,21 +16,28 @@ from engine import quants
 from engine.cuda import gemv
 from engine.cuda.kernels import Kernels
 from engine.cuda.memory import DeviceMemory
+from engine.gguf.inventory import RESIDENT_ALIGNMENT_N_BYTES
 
 SLICE_N_BYTES = 16 << 20
-"""Bytes on the way at a time; large enough for full bus speed, small against the memory budget."""
+"""Most bytes on the way at a time: enough for full bus speed."""
 N_SLICES = 2
 
 
 class Uploader:
-    """Copies rows to planes (formats.cuh); block formats pass through a device slice, float ones go straight."""
+    """Copies rows to planes (formats.cuh); block formats pass through a device slice, float ones go straight.
 
-    def __init__(self, kernels: Kernels, memory: DeviceMemory) -> None:
+    The device slices fit into room_n_bytes together: they make way for the working buffers, so that loading never
+    needs more memory than running.
+    """
+
+    def __init__(self, kernels: Kernels, memory: DeviceMemory, room_n_bytes: int) -> None:
         self._kernels = kernels
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._host = [pinned(SLICE_N_BYTES) for _ in range(N_SLICES)]
+        aligned = room_n_bytes // N_SLICES // RESIDENT_ALIGNMENT_N_BYTES * RESIDENT_ALIGNMENT_N_BYTES
+        self._slice_n_bytes = min(SLICE_N_BYTES, aligned)
+        self._host = [pinned(self._slice_n_bytes) for _ in range(N_SLICES)]
         self._memory = memory
-        self._device = [memory.array((SLICE_N_BYTES,), np.uint8) for _ in range(N_SLICES)]
+        self._device = [memory.array((self._slice_n_bytes,), np.uint8) for _ in range(N_SLICES)]
         self._free: list[cupy.cuda.Event | None] = [None] * N_SLICES
         self._next = 0
 
@@ -55,7 +62,7 @@ class Uploader:
         form = quants.QUANT_FORMATS[type_name]
         block_n_bytes, subs = form.block.itemsize, form.n_weights // 32
         n_sub = flat.size // block_n_bytes * subs
-        step = SLICE_N_BYTES // block_n_bytes * block_n_bytes
+        step = self._slice_n_bytes // block_n_bytes * block_n_bytes
         for begin in range(0, flat.size, step):
             part = flat[begin : begin + step]
             slot = self._send(part, None)
@@ -65,8 +72,8 @@ class Uploader:
             self._free[slot] = self._stream.record()
 
     def _bytes(self, flat: NDArray[np.uint8], out: cupy.ndarray) -> None:
-        for begin in range(0, flat.size, SLICE_N_BYTES):
-            part = flat[begin : begin + SLICE_N_BYTES]
+        for begin in range(0, flat.size, self._slice_n_bytes):
+            part = flat[begin : begin + self._slice_n_bytes]
             slot = self._send(part, out[begin : begin + part.size])
             self._free[slot] = self._stream.record()
 

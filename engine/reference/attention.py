@@ -22,15 +22,29 @@ def rotate(x: F32, cos: F32, sin: F32) -> F32:
 def attend(q: F32, k: NDArray[np.float16], v: NDArray[np.float16]) -> F32:
     """Return softmax(q k^T / sqrt(head_dim)) v for one token, (n_head, head_dim) f32.
 
-    q: (n_head, head_dim) f32; k, v: (n, n_head_kv, head_dim) f16. Each split of 32 positions has its own maximum,
-    its weights summed by `tree` and its values in order of position; splits are then combined in order.
+    q: (n_head, head_dim) f32; k, v: (n, n_head_kv, head_dim) f16.
     """
+    return mix(scores(q, k), v)
+
+
+def scores(q: F32, k: NDArray[np.float16]) -> F32:
+    """Return q k^T / sqrt(head_dim), (n_head, n) f32; arguments as for `attend`."""
     n_head, head_dim = q.shape
     n, n_head_kv, _ = k.shape
     queries = q.reshape(n_head_kv, n_head // n_head_kv, 1, head_dim)
     keys = k.astype(np.float32).transpose(1, 0, 2)[:, None]
-    scores = numerics.row_sum(queries * keys) * np.float32(1.0 / math.sqrt(head_dim))
-    weights, maxima = _split_softmax(scores.reshape(n_head, n))
+    dots = numerics.row_sum(queries * keys) * np.float32(1.0 / math.sqrt(head_dim))
+    return dots.reshape(n_head, n)
+
+
+def mix(scores: F32, v: NDArray[np.float16]) -> F32:
+    """Return the values weighted by softmax(scores), (n_head, head_dim) f32; scores (n_head, n), v as for `attend`.
+
+    Each split of 32 positions has its own maximum, its weights summed by `tree` and its values in order of
+    position; splits are then combined in order.
+    """
+    n_head, n_head_kv, head_dim = scores.shape[0], *v.shape[1:]
+    weights, maxima = _split_softmax(scores)
     sums = numerics.tree(weights)
     values = _weighted_values(weights.reshape(n_head_kv, -1, *weights.shape[1:]), v)
     return _combine(maxima, sums, values.reshape(n_head, -1, head_dim))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +79,9 @@ class NumpyOps:
         n_v_heads, d = ssm_state.shape[:2]
         q, k, v = gated_delta.split_heads(qkv, n_v_heads, d, self._config.rms_eps)
         heads = self._key_heads(k.shape[1], n_v_heads)
-        decay = numerics.exp(numerics.softplus(alpha + dt) * a)
+        # Checked before the functions that would turn an infinity into 0 or 1.
+        biased, beta = self._finite("gated_delta", alpha + dt), self._finite("gated_delta", beta)
+        decay = numerics.exp(self._finite("gated_delta", numerics.softplus(biased) * a))
         out = gated_delta.delta_rule(q[:, heads], k[:, heads], v, decay, numerics.sigmoid(beta), ssm_state)
         return self._finite("gated_delta", out)
 
@@ -114,11 +117,15 @@ class NumpyOps:
 
     def attention(self, q: F32, cache: KVCache, positions: Sequence[int]) -> F32:
         """Attend causally, one token at a time."""
-        out = np.stack([attention.attend(q[t], cache.k[: p + 1], cache.v[: p + 1]) for t, p in enumerate(positions)])
-        return self._finite("attention", out)
+        out = []
+        for t, p in enumerate(positions):
+            scores = self._finite("attention", attention.scores(q[t], cache.k[: p + 1]))
+            out.append(self._finite("attention", attention.mix(scores, cache.v[: p + 1])))
+        return np.stack(out)
 
     def sigmoid_gate(self, o: F32, gate: F32) -> Activation:
         """Return o * sigmoid(gate), quantised."""
+        gate = self._finite("attention", gate)
         return numerics.quantize((o * numerics.sigmoid(gate)).reshape(o.shape[0], -1))
 
     def head(self, matrix: NumpyMatrix, h: Activation) -> F32:
@@ -140,6 +147,10 @@ class NumpyOps:
     def to_host(self, x: F32) -> F32:
         """Return a copy."""
         return np.array(x)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the number of threads."""
+        return {"n_threads": self._n_threads}
 
     def _apply(self, matrix: NumpyMatrix, h: Activation) -> F32:
         return linear.apply(matrix, h, self._threads, self._n_threads)

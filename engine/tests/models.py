@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from engine import quants
+from engine.model.config import ModelConfig
 
 QUANTISED = tuple(quants.QUANT_FORMATS)
 FLOATS = tuple(quants.FLOAT_FORMATS)
@@ -96,6 +97,30 @@ TINY = Shape(
     sections=(2, 1, 1, 0),
 )
 """Small enough to be computed one scalar at a time."""
+
+CONFIG_27B = ModelConfig(
+    n_layer=64,
+    n_layer_nextn=0,
+    n_embd=5120,
+    n_ff=17408,
+    n_vocab=248320,
+    n_head=24,
+    n_head_kv=4,
+    head_dim=256,
+    n_rot=64,
+    rope_freq_base=1e7,
+    rope_sections=(11, 11, 10, 0),
+    rms_eps=1e-6,
+    ssm_d_conv=4,
+    ssm_d_inner=6144,
+    ssm_d_state=128,
+    n_v_heads=48,
+    n_k_heads=16,
+    full_attention_interval=4,
+    n_ctx_train=262144,
+    tied_output=False,
+)
+"""The article's model."""
 
 
 def is_float(shape: Shape) -> bool:

@@ -19,10 +19,11 @@ LAYERS = (
     {"engine.ops"},
     {"engine.decoder"},
     {"engine.wrap", "engine.model.config"},
+    {"engine.cuda.layout"},
     {"engine.placement"},
     {"engine.reference", "engine.cuda", "engine.model"},
     {"engine.generate"},
-    {"engine.inspect"},
+    {"engine.inspect", "engine.bench"},
     {"engine.cli"},
     {"engine.__main__"},
 )

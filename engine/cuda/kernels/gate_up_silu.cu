@@ -7,7 +7,7 @@
 constexpr int GATE_UP_WARPS = 8;
 
 template <class FG, class FU, int N_IN, int N_TOKENS>
-__global__ void __launch_bounds__(WARP* GATE_UP_WARPS)
+__global__ void __launch_bounds__(WARP* GATE_UP_WARPS, 1)  // the 1: else the assembler aims at more blocks and spills
     gate_up_silu(const u8* gate, const u8* up, int n_ff, const float* x, const i8* q, const GroupScale* scales,
                  int n_tokens, float* y, i8* y_q, GroupScale* y_scales, u32 op, u32* fault) {
     __shared__ float products[N_TOKENS][SUB_BLOCK];

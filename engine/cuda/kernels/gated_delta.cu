@@ -12,8 +12,8 @@
 // launch   grid (N_V_HEADS), block (512); any n_tokens, in chunks of 16; needs D 32, 64 or 128
 // numerics docs/numerics.md, "Gated DeltaNet layer": a warp owns D / 16 rows of S, a lane four columns of each, in
 //   registers from the first token to the last; the convolution starts at +0, oldest input first
-// faults   gated_delta, on o, and on what goes into the gates, which would make 0 or 1 of an infinity. Each element of S
-//   is a factor in o in the step that made it, and a NaN or infinity stays one whatever it is multiplied by: so o
+// faults   gated_delta, on o, and on what goes into the gates, which would make 0 or 1 of an infinity. Each element of
+//   S is a factor in o in the step that made it, and a NaN or infinity stays one whatever it is multiplied by: so o
 //   checks S as well
 // races    N_V_HEADS / N_K_HEADS blocks read the convolution inputs of one key head. Each takes a ticket after reading;
 //   who draws the last one, and so knows that nobody still reads, shifts the inputs. One buffer is enough.

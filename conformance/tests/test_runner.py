@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baselines.llama_cpp.build import BuildOptions, ensure_build
+from baselines.llama_cpp.progress import PlainProgress
+from conformance.errors import FixtureError
+from conformance.gate import Outcome, judge
+from conformance.records import Record, read_records
+from conformance.report import render
+from conformance.runner import BASELINE_NAME, LlamaCpp, Runner
+from conformance.scenario import ScenarioFile, find_scenario, load_scenario
+from conformance.subject import ReportProgress, SubjectRequest, SubjectResult
+from conformance.tests.fakes import N_PREDICT, FakeLlama, Silent, content, run_here, write_scenario
+
+
+def _by_engine(records: list[Record]) -> dict[str, Record]:
+    return {record.engine: record for record in records}
+
+
+def _run(short: ScenarioFile, out: Path, llama: FakeLlama, **options: object) -> dict[str, Record]:
+    runner = Runner(llama, out, Silent(), subject=run_here, controls=())
+    for name, value in options.items():
+        setattr(runner, name, value)
+    return _by_engine(runner.run([short]))
+
+
+def test_every_engine_has_one_record_on_disk(records: list[Record], out: Path) -> None:
+    assert [record.engine for record in records][:3] == [BASELINE_NAME, "engine-numpy", "engine-cuda"]
+    assert _by_engine(read_records(out)) == _by_engine(records)
+    assert len({record.run_id for record in records}) == 1
+
+
+def test_the_right_engine_passes_every_check(records: list[Record], short: ScenarioFile) -> None:
+    record = _by_engine(records)["engine-numpy"]
+    assert record.status == "ok"
+    assert {check.name: check.passed for check in record.checks if not check.passed} == {}
+    assert len(record.checks) == 9  # all of the scenario's but the gap of llama.cpp, and `finite`
+    assert record.output is not None
+    assert len(record.output.generated_token_ids) == N_PREDICT
+    assert record.comparison is not None
+    assert (record.comparison.n_equal, record.comparison.n_equal_teacher_forced) == (N_PREDICT, N_PREDICT)
+    assert record.requested["n_ctx"] == record.effective["n_ctx"] == 256
+    assert record.timings is not None
+    assert len(record.timings.decode_time_ns) == N_PREDICT - 1
+    assert record.model is not None
+    assert record.model.file == "tiny.gguf"
+    assert record.scenario_version == short.version
+
+
+def test_llama_cpp_is_run_twice_and_compared_with_itself(short: ScenarioFile, tmp_path: Path) -> None:
+    llama = FakeLlama()
+    record = _run(short, tmp_path, llama)[BASELINE_NAME]
+    assert [request.prefill for request in llama.requests] == ["batched", "single"]
+    assert {check.name for check in record.checks} == {"finite", "settings_honoured", "smallest_top2_gap"}
+    assert record.comparison is not None
+    assert record.comparison.against == f"{BASELINE_NAME}, prompt token by token"
+    assert record.versions.llama_cpp_build == 8763
+
+
+def test_a_backend_that_cannot_run_here_is_named_and_never_passed(records: list[Record]) -> None:
+    record = _by_engine(records)["engine-cuda"]
+    assert record.status == "not_measured"
+    assert record.reason
+    assert record.output is None
+
+
+def test_other_ids_are_reported_and_llama_cpp_is_fed_ours(short: ScenarioFile, tmp_path: Path) -> None:
+    noise = np.zeros(2048, dtype=np.float32)
+    noise[7] = 100.0
+    llama = FakeLlama(noise=noise)
+    record = _run(short, tmp_path, llama)["engine-numpy"]
+    assert record.output is not None
+    assert llama.requests[-1].force_ids == record.output.generated_token_ids
+    failed = {check.name: check for check in record.checks if check.passed is False}
+    assert list(failed) == ["generated_token_ids_equal llama.cpp"]
+    assert failed["generated_token_ids_equal llama.cpp"].value == 0
+    assert record.comparison is not None
+    first = record.comparison.first_difference
+    assert first is not None
+    assert (first.position, first.reference_token_id, first.gap_under_margin) == (0, 7, False)
+    assert record.comparison.n_equal_teacher_forced == 0
+    assert record.comparison.largest_logit_difference == pytest.approx(100.0)
+
+
+def test_a_crash_of_llama_cpp_is_a_status_with_its_last_lines(short: ScenarioFile, tmp_path: Path) -> None:
+    records = _run(short, tmp_path, FakeLlama(status="crashed"))
+    baseline, ours = records[BASELINE_NAME], records["engine-numpy"]
+    assert (baseline.status, baseline.reason, baseline.output) == ("crashed", "ended by SIGSEGV", None)
+    assert baseline.log_tail == ["llama_model_load: loading tiny.gguf"]
+    unmeasured = {check.name: check.detail for check in ours.checks if check.passed is None}
+    assert set(unmeasured) == {"generated_token_ids_equal llama.cpp", "oracle_nmse llama.cpp"}
+    assert unmeasured["oracle_nmse llama.cpp"] == f"{BASELINE_NAME}: ended by SIGSEGV"
+    assert judge(list(records.values()), [short], ["numpy"], controls=()).outcome is Outcome.NOT_MEASURED
+
+
+def test_a_failure_of_the_engine_is_a_mismatch(short: ScenarioFile, tmp_path: Path) -> None:
+    def fail(request: SubjectRequest, deadline_s: float, report: ReportProgress) -> SubjectResult:
+        return SubjectResult("failed", "layer 3: op head produced NaN", "error: layer 3", None)
+
+    records = _run(short, tmp_path, FakeLlama(), subject=fail)
+    assert records["engine-numpy"].reason == "layer 3: op head produced NaN"
+    assert judge(list(records.values()), [short], ["numpy"], controls=()).outcome is Outcome.MISMATCH
+
+
+def test_the_hash_at_another_capacity_is_compared(short: ScenarioFile, tmp_path: Path) -> None:
+    values = short.scenario.model_dump(mode="json", exclude_none=True)
+    check = {"check": "same_hash_at_both_n_ctx", "against": "short", "because": "a"}
+    values |= {"name": "long", "n_ctx": 512, "controls": False, "checks": [*values["checks"], check]}
+    longer = load_scenario(write_scenario(short.path.parent / "long.yaml", values))
+    runner = Runner(FakeLlama(), tmp_path, Silent(), subject=run_here, controls=())
+    both = [record for record in runner.run([short, longer]) if record.engine == "engine-numpy"]
+    assert [c.passed for c in both[1].checks if c.name == "same_hash_at_both_n_ctx short"] == [True]
+    alone = Runner(FakeLlama(), tmp_path, Silent(), subject=run_here, controls=()).run([longer])
+    unmeasured = [c for c in _by_engine(alone)["engine-numpy"].checks if c.passed is None]
+    assert [c.detail for c in unmeasured] == ["short gave no tokens on this backend"]
+
+
+def test_records_of_an_earlier_run_do_not_survive_a_run_that_stops(short: ScenarioFile, tmp_path: Path) -> None:
+    _run(short, tmp_path, FakeLlama())
+    assert read_records(tmp_path)
+
+    def stop(request: SubjectRequest, deadline_s: float, report: ReportProgress) -> SubjectResult:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _run(short, tmp_path, FakeLlama(), subject=stop)
+    assert read_records(tmp_path) == []
+
+
+def test_another_model_than_the_pinned_one_is_an_error(short: ScenarioFile, tmp_path: Path) -> None:
+    path = write_scenario(short.path.parent / "wrong.yaml", content("tiny.gguf", "ab" * 32))
+    with pytest.raises(FixtureError, match=rf"tiny\.gguf has sha256 [0-9a-f]{{64}}, wrong\.yaml expects {'ab' * 32}"):
+        Runner(FakeLlama(), tmp_path, Silent()).run([load_scenario(path)])
+    path = write_scenario(short.path.parent / "none.yaml", content("none.gguf", "ab" * 32))
+    with pytest.raises(FixtureError, match=r"model\.file none\.gguf: no such file"):
+        Runner(FakeLlama(), tmp_path, Silent()).run([load_scenario(path)])
+
+
+def test_the_report_fits_100_columns_and_names_everything(records: list[Record], short: ScenarioFile) -> None:
+    text = render(records, [short], judge(records, [short], ["numpy"]))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert next(line.split() for line in lines if " engine-numpy " in line)[2] == f"{N_PREDICT}/{N_PREDICT}"
+    assert [line for line in lines if line.startswith("short") and line.endswith("not measured")]
+    assert "engine-cuda was not measured: " in text
+    for record in records:
+        assert record.engine in text
+    assert "FAIL" not in text
+
+
+def test_the_report_shows_what_failed_and_where(records: list[Record], short: ScenarioFile, tmp_path: Path) -> None:
+    noise = np.zeros(2048, dtype=np.float32)
+    noise[7] = 100.0
+    found = list(_run(short, tmp_path, FakeLlama(noise=noise)).values())
+    text = " ".join(render(found, [short], judge(found, [short], ["numpy"], controls=())).split())
+    assert f"0/{N_PREDICT}" in text
+    assert "FAIL: short, engine-numpy: generated_token_ids_equal llama.cpp: found 0, limit 4 tokens; position 0" in text
+
+
+@pytest.mark.baseline
+def test_llama_cpp_and_the_engine_agree_on_the_tiny_scenario(tmp_path: Path) -> None:
+    progress = PlainProgress(print)
+    file = find_scenario("tiny-c512")
+    build = ensure_build(BuildOptions(), progress)
+    records = Runner(LlamaCpp(build), tmp_path, progress, controls=()).run([file])
+    judgement = judge(records, [file], ["numpy"], controls=())
+    assert judgement.findings == ()
+    ours, theirs = (_by_engine(records)[name].output for name in ("engine-numpy", BASELINE_NAME))
+    assert ours is not None
+    assert theirs is not None
+    assert ours.generated_token_ids == theirs.generated_token_ids
+    assert len(ours.generated_token_ids) == 129
+
+
+@pytest.mark.baseline
+def test_a_deadline_that_llama_cpp_cannot_meet_is_a_status(tmp_path: Path) -> None:
+    file = find_scenario("tiny-c512")
+    hurried = replace(file, scenario=file.scenario.model_copy(update={"deadline_s": 0.001}))
+    build = ensure_build(BuildOptions(), PlainProgress(print))
+    records = _by_engine(Runner(LlamaCpp(build), tmp_path, Silent(), subject=run_here, controls=()).run([hurried]))
+    assert (records[BASELINE_NAME].status, records[BASELINE_NAME].reason) == ("timeout", "not finished after 0.001 s")
