@@ -26,6 +26,7 @@ from conformance.report import render
 from conformance.runner import LlamaCpp, Runner
 from conformance.scenario import default_scenarios, find_scenario, select_scenarios
 from engine.errors import EngineError
+from engine.generate import BACKENDS
 
 _EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured, 3 this environment cannot run it."
 
@@ -33,12 +34,13 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would take "[default: ...]" for markup
     help="Check an engine for Qwen3.5-class hybrid models against llama.cpp, token by token and bit by bit.",
 )
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SCENARIO]...", help="Names or YAML files of scenarios [default: all of the suite]."),
+    typer.Argument(metavar="SCENARIO", help="Names or YAML files of scenarios [default: all of the suite]."),
 ]
 Backends = Annotated[
     list[str] | None, typer.Option("--backend", help="Backend of the engine; repeat for more [default: numpy].")
@@ -67,8 +69,8 @@ def run(
     cache_dir: CacheDir = None,
 ) -> None:
     """Run scenarios and the negative controls, write one record per scenario and engine, print the table."""
-    backends = backend or ["numpy"]
     with _environment_errors():
+        backends = _known_backends(backend)
         files = select_scenarios(scenarios or [])
         remove_records(out, [file.scenario.name for file in files])
         with show_progress() as progress:
@@ -82,7 +84,7 @@ def run(
 
 @app.command(epilog=_EXIT_CODES)
 def gate(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of the records.")] = DEFAULT_FOLDER,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the records.")] = DEFAULT_FOLDER,
     scenario: Annotated[
         list[str] | None,
         typer.Option("--scenario", help="Scenario that must have passed; repeat for more [default: all of the suite]."),
@@ -92,8 +94,9 @@ def gate(
     """Read records and judge them; no record at all is "not measured"."""
     with _environment_errors():
         files = select_scenarios(scenario or [])
+        backends = _known_backends(backend)
         records = read_records(folder)
-    judgement = judge(records, files, backend or ["numpy"])
+    judgement = judge(records, files, backends)
     typer.echo(render(records, files, judgement))
     raise typer.Exit(judgement.outcome)
 
@@ -157,12 +160,20 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=1, sort_keys=True))
 
 
+def _known_backends(names: list[str] | None) -> list[str]:
+    """Return the backends asked for, numpy if none is; raises ConformanceError for one that does not exist."""
+    unknown = set(names or []) - set(BACKENDS)
+    if unknown:
+        raise ConformanceError(f"--backend is {min(unknown)!r}, expected one of: {', '.join(BACKENDS)}")
+    return names or [BACKENDS[0]]
+
+
 @contextmanager
 def _environment_errors() -> Iterator[None]:
     """Turn what keeps a command from running at all into one line and exit code 3."""
     try:
         yield
-    except (ConformanceError, BaselineError, EngineError) as error:
+    except (ConformanceError, BaselineError, EngineError, OSError) as error:
         raise _fail(str(error), Outcome.CANNOT_RUN) from None
 
 

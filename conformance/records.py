@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AwareDatetime, Field, JsonValue, ValidationError
 
@@ -14,7 +14,7 @@ from conformance.errors import RecordError
 from conformance.machine import Machine, Versions
 from conformance.scenario import Data, Sha256
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION = 1
 DEFAULT_FOLDER = Path("results/local")
 RecordStatus: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory", "not_measured"]
 
@@ -49,7 +49,7 @@ class Output(Data):
 class Record(Data):
     """What one engine did with one scenario; output, timings and model are None where it did not get that far."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     run_id: str
     time_utc: AwareDatetime
     scenario: str

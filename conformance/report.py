@@ -19,7 +19,12 @@ _VERDICTS = {Outcome.MATCH: "pass", Outcome.MISMATCH: "FAIL", Outcome.NOT_MEASUR
 
 
 def render(records: Sequence[Record], files: Sequence[ScenarioFile], judgement: Judgement) -> str:
-    """Return the tables of engines and of controls, each followed by what is behind its verdicts."""
+    """Return the tables of engines and of controls, then what is behind the verdicts.
+
+    Records of other scenarios, and of other versions of these, are left out.
+    """
+    versions = {file.scenario.name: file.version for file in files}
+    records = [record for record in records if versions.get(record.scenario) == record.scenario_version]
     by_key = {(record.scenario, record.engine): record for record in records}
     engines = [
         (file, name, by_key.get((file.scenario.name, name)))
@@ -67,7 +72,9 @@ def _verdict(record: Record | None, engine: str, scenario: str, judgement: Judge
 
 def _control_row(record: Record, judgement: Judgement) -> list[str]:
     caught_by = record.caught_by or []
-    names = textwrap.fill(", ".join(caught_by), width=_WIDTH - 40, break_long_words=False)
+    # a name is kept on one line: its blank is no place to break at
+    whole = ", ".join(name.replace(" ", "\xa0") for name in caught_by)
+    names = textwrap.fill(whole, width=_WIDTH - 40, break_long_words=False).replace("\xa0", " ")
     verdict = "NOT CAUGHT" if judgement.of(record.scenario, record.engine) else "caught"
     return [record.engine, verdict, names or "-"]
 
@@ -79,7 +86,7 @@ def _notes(records: Sequence[Record], judgement: Judgement) -> Iterator[str]:
         for record in records
         if record.status == "not_measured" and not judgement.of(record.scenario, record.engine)
     }
-    yield from sorted(reasons)
+    yield from (textwrap.fill(reason, width=_WIDTH) for reason in sorted(reasons))
 
 
 def _findings(judgement: Judgement) -> Iterator[str]:

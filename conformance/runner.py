@@ -16,7 +16,7 @@ from baselines.llama_cpp.build import LlamaBuild
 from baselines.llama_cpp.progress import Progress
 from baselines.llama_cpp.worker import WorkerRequest, WorkerResult, run_worker
 from conformance import checks
-from conformance.checks import CheckResult, Comparison, Evidence, Reference
+from conformance.checks import F32, CheckResult, Comparison, Evidence, Reference
 from conformance.controls import CONTROLS
 from conformance.fixtures import ensure_model, identify
 from conformance.machine import these_versions, this_machine, without_paths
@@ -334,7 +334,7 @@ def _self_comparison(scenario: Scenario, batched: WorkerResult, single: WorkerRe
     return checks.compare(name, batched.token_ids, batched.logits, other, scenario.margin)
 
 
-def _output(token_ids: list[int], logits: np.typing.NDArray[np.float32]) -> Output:
+def _output(token_ids: list[int], logits: F32) -> Output:
     gaps = checks.top2_gap(logits)
     position = int(np.argmin(gaps))
     return Output(

@@ -28,8 +28,8 @@ from engine.placement import N_PACK
 
 Status: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory", "not_measured"]
 ReportProgress: TypeAlias = Callable[[int, int], None]
-_EXIT_STATUS: dict[int, Status] = {4: "failed", 5: "not_measured"}
-_EXIT_FAILED, _EXIT_NO_DEVICE = _EXIT_STATUS
+_EXIT_FAILED, _EXIT_NO_DEVICE = 4, 5
+_EXIT_STATUS: dict[int, Status] = {_EXIT_FAILED: "failed", _EXIT_NO_DEVICE: "not_measured"}
 _PROGRESS = re.compile(r"^progress (\d+) (\d+)$")
 
 

@@ -128,5 +128,6 @@ PRESETS: dict[str, ModelSpec] = {
         ssm_d_state=128,
         seed=1,
         rules=_RULES_27B,
+        redraws=REDRAWS["27b"],
     ),
 }

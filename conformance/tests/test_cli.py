@@ -83,6 +83,12 @@ def test_run_ends_with_3_for_a_scenario_that_is_none(tmp_path: Path) -> None:
     assert re.fullmatch(r"error: .*s\.yaml:\d+: n_ctx is 300, expected a multiple of 256\n", result.output)
 
 
+@pytest.mark.parametrize("command", ["run", "gate"])
+def test_a_backend_that_does_not_exist_is_one_line(command: str) -> None:
+    result = _invoke(command, "--backend", "metal")
+    assert (result.exit_code, result.output) == (3, "error: --backend is 'metal', expected one of: numpy, cuda\n")
+
+
 def test_run_offers_no_way_around_the_controls() -> None:
     assert "no-controls" not in _invoke("run", "--help").output
 

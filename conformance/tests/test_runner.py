@@ -162,6 +162,15 @@ def test_the_report_shows_what_failed_and_where(records: list[Record], short: Sc
     assert "FAIL: short, engine-numpy: generated_token_ids_equal llama.cpp: found 0, limit 4 tokens; position 0" in text
 
 
+def test_the_report_leaves_out_records_of_another_version(records: list[Record], short: ScenarioFile) -> None:
+    old = [record.model_copy(update={"scenario_version": "0" * 64}) for record in records]
+    text = render(old, [short], judge(old, [short], ["numpy"]))
+    assert f"{N_PREDICT}/{N_PREDICT}" not in text
+    assert "negative control" not in text
+    assert "pass" not in text
+    assert "the record is of another version of the scenario" in " ".join(text.split())
+
+
 @pytest.mark.baseline
 def test_llama_cpp_and_the_engine_agree_on_the_tiny_scenario(tmp_path: Path) -> None:
     progress = PlainProgress(print)

@@ -267,7 +267,7 @@ F16_INF, F16_NAN = b"\x00\x7c", b"\x00\x7e"
         ("blk.2.ffn_up.weight", "layer 2", "gate_up_silu", "infinity"),
         ("blk.0.attn_qkv.weight", "layer 0", "gated_delta", "NaN"),
         ("blk.3.attn_q.weight", "layer 3", "attention", "NaN"),
-        ("blk.3.attn_v.weight", "layer 3", "attention", "NaN"),
+        ("blk.3.attn_v.weight", "layer 3", "attention", "infinity"),  # one position: its weight is 1
         ("blk.2.ssm_out.weight", "layer 2", "gate_up_silu", "NaN"),  # the next op that checks
         ("blk.2.ffn_down.weight", "layer 3", "attention", "NaN"),
         ("blk.3.ffn_down.weight", "output head", "head", "NaN"),
