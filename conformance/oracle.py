@@ -130,7 +130,7 @@ class Oracle:
 
 
 def nmse(logits: NDArray[Any], reference: F64) -> float:
-    """Return the squared error over the reference's variance about its row means (0: equal, 1: as bad as a constant)."""
+    """Return the squared error over the reference's variance about its row means; 1 is as bad as a constant."""
     error = np.asarray(logits, dtype=np.float64) - reference
     spread = reference - reference.mean(axis=-1, keepdims=True)
     return float((error * error).sum() / (spread * spread).sum())
