@@ -96,14 +96,22 @@ def evaluate_baseline(
 ) -> list[CheckResult]:
     """Apply the checks on llama.cpp's own run, `finite` and `settings_honoured` first."""
     of_gap = [check for check in scenario.checks if isinstance(check, specs.SmallestTop2Gap)]
-    flags = {
+    flags: dict[str, Any] = {
         "n_ctx": scenario.n_ctx,
         "type_k": scenario.type_k,
         "type_v": scenario.type_v,
         "flash_attn": {"on": "enabled", "off": "disabled"}[scenario.baseline.flash_attn],
         "n_threads": scenario.baseline.threads,
     }
+    if scenario.baseline.n_gpu_layers:
+        flags["layers_offloaded"] = _offloaded(scenario.baseline.n_gpu_layers, effective)
     return [finite(logits), settings_honoured(flags, effective), *(smallest_top2_gap(c, gaps) for c in of_gap)]
+
+
+def _offloaded(n_gpu_layers: int, effective: Mapping[str, Any]) -> str:
+    """Return what llama.cpp must state for n_gpu_layers, of which it takes no more than the model has."""
+    _, _, n_layer = str(effective.get("layers_offloaded")).partition("/")
+    return f"{min(n_gpu_layers, int(n_layer))}/{n_layer}" if n_layer else str(n_gpu_layers)
 
 
 def finite(logits: F32) -> CheckResult:
@@ -207,8 +215,9 @@ def compare(against: str, ids: Sequence[int], logits: F32, other: Reference, mar
     n_equal = next((i for i, (token, other_token) in enumerate(pairs) if token != other_token), len(ids))
     forced = other.forced_logits
     n_forced = int((forced.argmax(axis=1) == np.asarray(ids)).sum()) if len(forced) == len(ids) else None
+    rows = zip(logits, forced, strict=False)  # one at a time: all of a large vocabulary in float64 is much memory
     with np.errstate(invalid="ignore"):
-        largest = float(np.abs(logits[: len(forced)].astype(np.float64) - forced).max())
+        largest = float(np.max([np.abs(ours.astype(np.float64) - theirs).max() for ours, theirs in rows]))
     return Comparison(
         against=against,
         n_equal=n_equal,
@@ -246,7 +255,7 @@ def describe(found: Difference) -> str:
 
 def top2_gap(logits: F32) -> F64:
     """Return the distance between the largest two of each row of logits (n, n_vocab), (n,) f64."""
-    largest = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64)
+    largest = np.stack([np.partition(row, -2)[-2:] for row in logits]).astype(np.float64)
     return np.asarray(largest[:, 1] - largest[:, 0])
 
 

@@ -13,18 +13,19 @@ import typer
 
 from baselines.errors import BaselineError
 from baselines.llama_cpp import pin
-from baselines.llama_cpp.build import BuildOptions, ensure_build
+from baselines.llama_cpp.build import BuildOptions
 from baselines.llama_cpp.progress import show_progress
 from baselines.llama_cpp.source import CACHE_VARIABLE
 from conformance import golden as goldens
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
+from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
 from conformance.records import DEFAULT_FOLDER, json_schema, read_records, remove_records
 from conformance.report import render
-from conformance.runner import LlamaCpp, Runner
-from conformance.scenario import default_scenarios, find_scenario, select_scenarios
+from conformance.runner import Runner, engine_name
+from conformance.scenario import all_scenarios, find_scenario, select_scenarios
 from engine.errors import EngineError
 from engine.generate import BACKENDS
 
@@ -40,7 +41,10 @@ app = typer.Typer(
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCENARIO", help="Names or YAML files of scenarios [default: all of the suite]."),
+    typer.Argument(
+        metavar="SCENARIO",
+        help="Names or YAML files of scenarios [default: those that `list` says].",
+    ),
 ]
 Backends = Annotated[
     list[str] | None, typer.Option("--backend", help="Backend of the engine; repeat for more [default: numpy].")
@@ -64,6 +68,14 @@ def run(
         Path | None,
         typer.Option(metavar="DIR", help=f"Unpacked source of llama.cpp b{pin.BUILD_NUMBER}, instead of fetching it."),
     ] = None,
+    cuda_arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARCH",
+            help="CUDA architecture, such as 90, for scenarios with llama.cpp on a GPU; repeat for more "
+            "[default: native].",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = DEFAULT_FOLDER,
     backend: Backends = None,
     cache_dir: CacheDir = None,
@@ -73,10 +85,12 @@ def run(
         backends = _known_backends(backend)
         files = select_scenarios(scenarios or [])
         remove_records(out, [file.scenario.name for file in files])
+        if llama_cpp and cuda_arch:
+            raise ConformanceError("--llama-cpp takes a build as it is: --cuda-arch does not apply to it")
+        options = BuildOptions(source=source, llama_cpp=llama_cpp, cache_dir=cache_dir)
         with show_progress() as progress:
-            build = ensure_build(BuildOptions(source=source, llama_cpp=llama_cpp, cache_dir=cache_dir), progress)
-            runner = Runner(LlamaCpp(build), out, progress, backends, cache_dir)
-            records = runner.run(files)
+            builds = LlamaBuilds(options, tuple(cuda_arch or ()), progress)
+            records = Runner(builds.open, out, progress, backends, cache_dir).run(files)
     judgement = judge(records, files, backends)
     typer.echo(render(records, files, judgement))
     raise typer.Exit(judgement.outcome)
@@ -87,7 +101,7 @@ def gate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the records.")] = DEFAULT_FOLDER,
     scenario: Annotated[
         list[str] | None,
-        typer.Option("--scenario", help="Scenario that must have passed; repeat for more [default: all of the suite]."),
+        typer.Option("--scenario", help="Scenario that must have passed; repeat for more [default: as for run]."),
     ] = None,
     backend: Backends = None,
 ) -> None:
@@ -103,10 +117,11 @@ def gate(
 
 @app.command("list")
 def list_scenarios() -> None:
-    """Print the scenarios of the suite and what they ask."""
+    """Print the scenarios of the suite, which of them run by default, and what they ask."""
     with _environment_errors():
-        for file in default_scenarios():
-            typer.echo(f"{file.scenario.name:12}  {file.scenario.asks}")
+        for file in all_scenarios():
+            when = "default" if file.scenario.default else "by name"
+            typer.echo(f"{file.scenario.name:12}  {when}  {file.scenario.asks}")
 
 
 @app.command("make-model")
@@ -132,14 +147,16 @@ def golden(
     scenario: Annotated[str, typer.Argument(help="Name or YAML file of a scenario.")],
     write: Annotated[bool, typer.Option("--write", help="Put the new values into the scenario's file.")] = False,
 ) -> None:
-    """Recompute a scenario's golden values with the NumPy backend and print what differs (for maintainers).
+    """Recompute a scenario's golden values and print what differs (for maintainers).
 
-    A fixture is made anew first, so that its SHA256 is one of these values.
+    They come from the NumPy backend, or from the scenario's own where it is not for that one. A fixture is made anew
+    first, so that its SHA256 is one of these values.
     """
     with _environment_errors():
         file = find_scenario(scenario)
+        goldens.require_backend(file.scenario)
     with _environment_errors(), show_progress() as progress, fresh_model(file, progress) as (model, sha256):
-        progress.step(f"{file.scenario.name}: engine-numpy")
+        progress.step(f"{file.scenario.name}: {engine_name(goldens.golden_backend(file.scenario))}")
         n_done = iter(range(1, file.scenario.n_predict + 1))
         found = goldens.compute_golden(
             file, model, sha256, lambda token: progress.update(next(n_done), file.scenario.n_predict)

@@ -17,3 +17,7 @@ class FixtureError(ConformanceError):
 
 class RecordError(ConformanceError):
     """A record cannot be read, or is of another schema version."""
+
+
+class BaselineUnavailableError(ConformanceError):
+    """This machine cannot run llama.cpp on the device that a scenario asks for; the scenario is not measured."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from conformance.records import Output, Record
-from conformance.runner import BASELINE_NAME, CONTROL_NAMES, control_name, engine_name
+from conformance.runner import CONTROL_NAMES, baseline_name, control_name, engine_name
 from conformance.scenario import Scenario, ScenarioFile, SmallestTop2Gap
 from engine.generate import token_ids_le64_sha256
 
@@ -56,15 +56,18 @@ def judge(
 ) -> Judgement:
     """Judge the records of `files` on the backends asked for; other records and backends have no say.
 
-    Every scenario needs a record of llama.cpp and of each backend, those with `controls` one of each control. A record
-    of another version of its scenario counts as none.
+    Every scenario needs a record of llama.cpp and of each backend asked for that it is for; those with `controls` one
+    of each control, too, and of the backend they are compared with. One that is for none of the backends asked for
+    needs records of all its own. A record of another version of its scenario counts as none.
     """
     by_key = {(record.scenario, record.engine): record for record in records}
     findings: list[Finding] = []
     for file in files:
-        names = [BASELINE_NAME, *map(engine_name, backends)]
+        wanted = file.scenario.backends_to_run(backends, controls) or file.scenario.backends
+        llama_cpp = baseline_name(file.scenario.baseline)
+        names = [llama_cpp, *map(engine_name, wanted)]
         names += map(control_name, controls) if file.scenario.controls else []
-        baseline = by_key.get((file.scenario.name, BASELINE_NAME))
+        baseline = by_key.get((file.scenario.name, llama_cpp))
         for name in names:
             record = by_key.get((file.scenario.name, name))
             for outcome, text in _judge_record(record, file, baseline):
@@ -119,7 +122,7 @@ def _judge_output(record: Record, baseline: Record | None) -> Iterator[tuple[Out
     elif not all(check.passed for check in record.checks) or baseline is None or baseline.output is None:
         return  # said already, here or for llama.cpp
     elif _token_hash(record.output) != _token_hash(baseline.output):
-        yield Outcome.MISMATCH, f"the token hash differs from that of {BASELINE_NAME}"
+        yield Outcome.MISMATCH, f"the token hash differs from that of {baseline.engine}"
 
 
 def _token_hash(output: Output) -> str:

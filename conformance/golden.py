@@ -1,4 +1,4 @@
-"""Recompute the golden values of a scenario with the NumPy backend, and edit them in its file.
+"""Recompute the golden values of a scenario, and edit them in its file.
 
 Only the values change: the file keeps its comments, its layout and its declared margin, which is a decision.
 """
@@ -16,9 +16,11 @@ from conformance.scenario import (
     FinalGreedyTokenId,
     FinalLogitsHash,
     GeneratedTokenIdsHash,
+    Scenario,
     ScenarioFile,
     node_at,
 )
+from engine.cuda.device import open_device
 from engine.generate import Generation, load_engine
 
 
@@ -40,10 +42,27 @@ class Golden:
     smallest_top2_gap: float
 
 
+def golden_backend(scenario: Scenario) -> str:
+    """Return the backend that the golden values come from: NumPy, which needs no GPU, or the first it is for."""
+    return "numpy" if "numpy" in scenario.backends else scenario.backends[0]
+
+
+def require_backend(scenario: Scenario) -> None:
+    """Raise NoDeviceError if this machine cannot compute the golden values, before a model is made for it."""
+    if golden_backend(scenario) == "cuda":
+        open_device()
+
+
 def compute_golden(file: ScenarioFile, model: Path, sha256: str, on_token: Callable[[int], None]) -> Golden:
-    """Run the scenario on the NumPy backend with `model`, whose SHA256 is given; raises EngineError."""
+    """Run the scenario with `model`, whose SHA256 is given; raises EngineError."""
     scenario = file.scenario
-    engine = load_engine(model, n_ctx=scenario.n_ctx, n_threads=scenario.n_threads)
+    engine = load_engine(
+        model,
+        n_ctx=scenario.n_ctx,
+        backend=golden_backend(scenario),
+        n_threads=scenario.n_threads,
+        vram_budget=scenario.vram_budget_n_bytes,
+    )
     generation = engine.run(
         scenario.prompt_token_ids,
         scenario.n_predict,

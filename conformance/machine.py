@@ -14,13 +14,14 @@ from typing import Any
 import psutil
 
 import engine
+from conformance.gpu import Gpu, this_gpu
 from conformance.scenario import Data
 
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])(?:[A-Za-z]:\\|/)(?:[^\s/\\:'\"=,;()]+[/\\])+")
 
 
 class Machine(Data):
-    """The machine of a run; n_cores are physical, n_threads logical."""
+    """The machine of a run; n_cores are physical, n_threads logical; gpu is None without one."""
 
     cpu: str
     n_cores: int
@@ -28,10 +29,11 @@ class Machine(Data):
     memory_n_bytes: int
     os: str
     architecture: str
+    gpu: Gpu | None = None
 
 
 class Versions(Data):
-    """The software of a run; those of llama.cpp are None where it took no part."""
+    """The software of a run; those of llama.cpp and of CUDA are None where they took no part."""
 
     package: str
     engine_source_sha256: str
@@ -40,6 +42,8 @@ class Versions(Data):
     gguf: str
     llama_cpp_build: int | None = None
     llama_cpp_compiler: str | None = None
+    cupy: str | None = None
+    nvrtc: str | None = None
 
 
 def this_machine() -> Machine:
@@ -51,19 +55,22 @@ def this_machine() -> Machine:
         memory_n_bytes=psutil.virtual_memory().total,
         os=platform.system(),
         architecture=platform.machine(),
+        gpu=this_gpu(),
     )
 
 
-def these_versions(llama_cpp_build: int | None = None, llama_cpp_compiler: str | None = None) -> Versions:
-    """Describe the software; the package's version is "not installed" when it runs from a plain checkout."""
+def these_versions(**others: Any) -> Versions:
+    """Describe the software; the package's version is "not installed" when it runs from a plain checkout.
+
+    others: the versions that only some runs have, by their keys in `Versions`.
+    """
     return Versions(
         package=_version("hybrid-engine-conformance"),
         engine_source_sha256=engine_source_sha256(),
         python=platform.python_version(),
         numpy=_version("numpy"),
         gguf=_version("gguf"),
-        llama_cpp_build=llama_cpp_build,
-        llama_cpp_compiler=llama_cpp_compiler,
+        **others,
     )
 
 

@@ -28,11 +28,15 @@ class ModelIdentity(Data):
 
 
 class Timings(Data):
-    """Wall times of one run; decode_time_ns has one entry per generated id after the first."""
+    """Wall times of one run; decode_time_ns has one entry per generated id after the first.
+
+    prepare_time_ns: median time until a step's graph was launched, None where steps are not replayed as one.
+    """
 
     load_time_ns: int
     prefill_time_ns: int
     decode_time_ns: list[int]
+    prepare_time_ns: int | None = None
 
 
 class Output(Data):
@@ -70,6 +74,7 @@ class Record(Data):
     caught_by: list[str] | None = None
     timings: Timings | None = None
     peak_memory_n_bytes: int | None = None
+    peak_device_memory_n_bytes: int | None = None
 
 
 def record_path(folder: Path, scenario: str, engine: str) -> Path:

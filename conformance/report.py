@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from conformance.gate import Judgement, Outcome
 from conformance.records import Record
-from conformance.runner import BASELINE_NAME, engine_name
+from conformance.runner import baseline_name, engine_name
 from conformance.scenario import ScenarioFile
 
 _HEADERS = ("scenario", "engine", "tokens", "token hash", "logits hash", "smallest gap", "verdict")
@@ -29,7 +29,7 @@ def render(records: Sequence[Record], files: Sequence[ScenarioFile], judgement: 
     engines = [
         (file, name, by_key.get((file.scenario.name, name)))
         for file in files
-        for name in (BASELINE_NAME, *map(engine_name, file.scenario.backends))
+        for name in (baseline_name(file.scenario.baseline), *map(engine_name, file.scenario.backends))
     ]
     rows = [_engine_row(file, name, record, judgement) for file, name, record in engines]
     controls = [record for record in records if record.role == "control"]

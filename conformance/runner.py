@@ -12,17 +12,18 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from baselines.llama_cpp import pin
-from baselines.llama_cpp.build import LlamaBuild
 from baselines.llama_cpp.progress import Progress
-from baselines.llama_cpp.worker import WorkerRequest, WorkerResult, run_worker
+from baselines.llama_cpp.worker import WorkerRequest, WorkerResult
 from conformance import checks
 from conformance.checks import F32, CheckResult, Comparison, Evidence, Reference
 from conformance.controls import CONTROLS
+from conformance.errors import BaselineUnavailableError
 from conformance.fixtures import ensure_model, identify
+from conformance.gpu import DeviceMemoryMeter
 from conformance.machine import these_versions, this_machine, without_paths
 from conformance.oracle import F64, Oracle
 from conformance.records import Output, Record, Timings, remove_records, write_record
-from conformance.scenario import OracleNmse, Scenario, ScenarioFile
+from conformance.scenario import CONTROL_BACKEND, BaselineFlags, OracleNmse, Scenario, ScenarioFile
 from conformance.subject import (
     Measurement,
     ReportProgress,
@@ -35,11 +36,13 @@ from engine.cuda.device import open_device
 from engine.errors import NoDeviceError
 from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
-BASELINE_NAME = f"llama.cpp-b{pin.BUILD_NUMBER}-cpu"
-CONTROL_BACKEND = "numpy"
-"""The backend whose ops the controls replace."""
 CONTROL_NAMES = tuple(control.name for control in CONTROLS)
 RunSubject: TypeAlias = Callable[[SubjectRequest, float, ReportProgress], SubjectResult]
+
+
+def baseline_name(flags: BaselineFlags) -> str:
+    """Return the name of llama.cpp with `flags` in records and tables: its build and the device it runs on."""
+    return f"llama.cpp-b{pin.BUILD_NUMBER}-{flags.device}"
 
 
 def engine_name(backend: str) -> str:
@@ -62,43 +65,31 @@ class Baseline(Protocol):
     def run(self, request: WorkerRequest) -> WorkerResult: ...  # noqa: D102
 
 
-@dataclass(frozen=True)
-class LlamaCpp:
-    """A build of llama.cpp, as `Baseline`."""
-
-    build: LlamaBuild
-
-    @property
-    def build_number(self) -> int:
-        """Build number of its libllama."""
-        return self.build.build_number
-
-    @property
-    def compiler(self) -> str:
-        """Compiler it was built with."""
-        return self.build.compiler
-
-    def run(self, request: WorkerRequest) -> WorkerResult:
-        """Run the worker."""
-        return run_worker(self.build, request)
+OpenBaseline: TypeAlias = Callable[[str], Baseline]
+"""Gives llama.cpp on a device, "cpu" or "cuda"; raises BaselineUnavailableError where it cannot run there."""
 
 
 @dataclass(frozen=True)
 class BaselineRun:
-    """llama.cpp's run of a scenario with the prompt in one batch, and its record; result is None if it went wrong."""
+    """llama.cpp's run of a scenario with the prompt in one batch, and its record; result is None if it went wrong.
+
+    llama is None, too, where this machine cannot run it.
+    """
 
     record: Record
     result: WorkerResult | None
+    llama: Baseline | None
 
 
 @dataclass
 class Runner:
     """Runs scenarios one after the other; the only state is what later scenarios may reuse.
 
-    out: folder of the records. backends: those asked for; the others are recorded as not measured. controls: names.
+    out: folder of the records. backends: those asked for; the others are recorded as not measured, but for the one
+    that the controls, given by their names, are compared with.
     """
 
-    baseline: Baseline
+    open_baseline: OpenBaseline
     out: Path
     progress: Progress
     backends: Sequence[str] = ("numpy",)
@@ -116,59 +107,100 @@ class Runner:
         return [record for file in files for record in self._run_scenario(file)]
 
     def _run_scenario(self, file: ScenarioFile) -> list[Record]:
-        sha256 = file.scenario.model.sha256
-        if sha256 not in self._models:
-            self._models[sha256] = ensure_model(file, self.cache, self.progress)
-        baseline = self._run_baseline(file)
-        records = [baseline.record]
-        for backend in file.scenario.backends:
-            records.append(self._run_engine(file, backend, baseline))
-        if file.scenario.controls:
-            right = next((r for r in records if r.engine == engine_name(CONTROL_BACKEND)), None)
-            records += [self._run_control(file, name, baseline, right) for name in self.controls]
+        wanted = file.scenario.backends_to_run(self.backends, self.controls)
+        llama = self._open_baseline(file.scenario, wanted)
+        if isinstance(llama, str) and not any(_why_unavailable(backend) is None for backend in wanted):
+            records = self._run_nothing(file, llama)  # and make no model
+        else:
+            records = self._run_engines(file, wanted, llama)
         for record in records:
             write_record(record, self.out)
         return records
 
-    def _run_baseline(self, file: ScenarioFile) -> BaselineRun:
+    def _open_baseline(self, scenario: Scenario, wanted: Sequence[str]) -> Baseline | str:
+        """Return llama.cpp on the scenario's device, or why there is none."""
+        if not wanted:
+            return f"no backend of this scenario was asked for: add --backend {' or '.join(scenario.backends)}"
+        try:
+            return self.open_baseline(scenario.baseline.device)
+        except BaselineUnavailableError as error:
+            return str(error)
+
+    def _run_nothing(self, file: ScenarioFile, why_no_baseline: str) -> list[Record]:
+        engines = [self._unmeasured_engine(file, backend) for backend in file.scenario.backends]
+        return [self._unmeasured_baseline(file, why_no_baseline).record, *engines]
+
+    def _run_engines(self, file: ScenarioFile, wanted: Sequence[str], llama: Baseline | str) -> list[Record]:
+        sha256 = file.scenario.model.sha256
+        if sha256 not in self._models:
+            self._models[sha256] = ensure_model(file, self.cache, self.progress)
+        if isinstance(llama, str):
+            baseline = self._unmeasured_baseline(file, llama)
+        else:
+            baseline = self._run_baseline(file, llama)
+        engines: dict[str, Record] = {
+            backend: self._run_engine(file, backend, baseline)
+            if backend in wanted
+            else self._unmeasured_engine(file, backend)
+            for backend in file.scenario.backends
+        }
+        controls = self.controls if file.scenario.controls else ()
+        return [
+            baseline.record,
+            *engines.values(),
+            *(self._run_control(file, name, baseline, engines[CONTROL_BACKEND]) for name in controls),
+        ]
+
+    def _unmeasured_baseline(self, file: ScenarioFile, why: str) -> BaselineRun:
+        name = baseline_name(file.scenario.baseline)
+        return BaselineRun(self._record(file, name, "baseline", "not_measured", reason=why), None, None)
+
+    def _unmeasured_engine(self, file: ScenarioFile, backend: str) -> Record:
+        """Say why a backend was not measured; first of all, whether it could have been."""
+        why = _why_unavailable(backend) or f"not asked for: add --backend {backend}"
+        return self._record(file, engine_name(backend), "engine", "not_measured", reason=why)
+
+    def _run_baseline(self, file: ScenarioFile, llama: Baseline) -> BaselineRun:
         """Run llama.cpp with the prompt in one batch, and again token by token: how far does it agree with itself?"""
-        self.progress.step(f"{file.scenario.name}: {BASELINE_NAME}")
-        batched = self.baseline.run(self._worker_request(file))
-        self.progress.step(f"{file.scenario.name}: {BASELINE_NAME}, prompt token by token")
-        single = self.baseline.run(replace(self._worker_request(file), prefill="single"))
+        name = baseline_name(file.scenario.baseline)
+        self.progress.step(f"{file.scenario.name}: {name}")
+        with DeviceMemoryMeter(file.scenario.baseline.device == "cuda") as device_memory:
+            batched = llama.run(self._worker_request(file))
+        self.progress.step(f"{file.scenario.name}: {name}, prompt token by token")
+        single = llama.run(replace(self._worker_request(file), prefill="single"))
         went_wrong = next((result for result in (batched, single) if result.status != "ok"), None)
         worst = went_wrong or batched
         record = self._record(
             file,
-            BASELINE_NAME,
+            name,
             "baseline",
             worst.status,
             reason=explain(worst.status, worst.exit_code, worst.log_tail, file.scenario.deadline_s),
             log_tail=went_wrong.log_tail if went_wrong else "",
             requested=batched.requested,
             effective=batched.effective,
+            versions={"llama_cpp_build": llama.build_number, "llama_cpp_compiler": llama.compiler},
         )
         if batched.status != "ok":
-            return BaselineRun(record, None)
-        return BaselineRun(record.model_copy(update=_baseline_findings(file.scenario, batched, single)), batched)
+            return BaselineRun(record, None, llama)
+        update = _baseline_findings(file.scenario, batched, single)
+        update["peak_device_memory_n_bytes"] = device_memory.peak_n_bytes
+        return BaselineRun(record.model_copy(update=update), batched, llama)
 
     def _run_engine(self, file: ScenarioFile, backend: str, baseline: BaselineRun) -> Record:
-        """Measure our engine on one backend and check it; a backend not asked for gives a record that says so."""
-        name = engine_name(backend)
-        if backend not in self.backends:
-            return self._record(file, name, "engine", "not_measured", reason=_why_not(backend))
+        """Measure our engine on one backend and check it."""
         request = self._subject_request(file, backend)
-        record, results = self._measure(file, name, "engine", request, baseline)
+        record, results = self._measure(file, engine_name(backend), "engine", request, baseline)
         if record.output is not None:
             hashes = self._hashes.setdefault(backend, {})
             hashes[file.scenario.name] = record.output.generated_token_ids_le64_sha256
         return record.model_copy(update={"checks": results})
 
-    def _run_control(self, file: ScenarioFile, control: str, baseline: BaselineRun, right: Record | None) -> Record:
+    def _run_control(self, file: ScenarioFile, control: str, baseline: BaselineRun, right: Record) -> Record:
         """Run a wrong engine; it is caught by the checks that it fails and the right engine passes."""
         request = replace(self._subject_request(file, CONTROL_BACKEND), control=control)
         record, results = self._measure(file, control_name(control), "control", request, baseline)
-        passed = {check.name for check in right.checks if check.passed} if right else set()
+        passed = {check.name for check in right.checks if check.passed}
         caught_by = [check.name for check in results if check.passed is False and check.name in passed]
         if record.status == "failed" and passed:
             caught_by = ["the engine's own checks"]
@@ -184,7 +216,8 @@ class Runner:
     ) -> tuple[Record, list[CheckResult]]:
         """Run one engine in its process, collect the evidence and apply the checks."""
         self.progress.step(f"{file.scenario.name}: {name}")
-        subject = self.subject(request, file.scenario.deadline_s, self.progress.update)
+        with DeviceMemoryMeter(request.backend == "cuda") as device_memory:
+            subject = self.subject(request, file.scenario.deadline_s, self.progress.update)
         found = subject.measurement
         record = self._record(
             file,
@@ -195,6 +228,7 @@ class Runner:
             log_tail=subject.log_tail,
             requested=_requested(request),
             effective=found.effective if found else {},
+            versions=found.versions if found else {},
         )
         if found is None:
             return record, []
@@ -206,28 +240,30 @@ class Runner:
                 load_time_ns=found.load_time_ns,
                 prefill_time_ns=found.prefill_time_ns,
                 decode_time_ns=found.decode_time_ns,
+                prepare_time_ns=found.prepare_time_ns,
             ),
             "peak_memory_n_bytes": found.peak_memory_n_bytes,
+            "peak_device_memory_n_bytes": device_memory.peak_n_bytes,
         }
         return record.model_copy(update=update), checks.evaluate(file.scenario.checks, evidence)
 
     def _evidence(self, file: ScenarioFile, found: Measurement, baseline: BaselineRun, backend: str) -> Evidence:
         """Bring together what the checks look at: llama.cpp's logits after the same ids, and the oracle's."""
         evidence = Evidence(found, self._hashes.get(backend, {}))
-        free = baseline.result
-        if free is None or free.logits is None:
-            return replace(evidence, missing=f"{BASELINE_NAME}: {baseline.record.reason}")
+        free, llama, name = baseline.result, baseline.llama, baseline.record.engine
+        if llama is None or free is None or free.logits is None:
+            return replace(evidence, missing=f"{name}: {baseline.record.reason}")
         forced = free
         if found.token_ids != free.token_ids:
-            self.progress.step(f"{file.scenario.name}: {BASELINE_NAME}, fed the engine's tokens")
-            forced = self.baseline.run(replace(self._worker_request(file), force_ids=found.token_ids))
+            self.progress.step(f"{file.scenario.name}: {name}, fed the engine's tokens")
+            forced = llama.run(replace(self._worker_request(file), force_ids=found.token_ids))
         if forced.logits is None:
-            return replace(evidence, missing=f"{BASELINE_NAME}, fed the engine's tokens: {forced.status}")
+            return replace(evidence, missing=f"{name}, fed the engine's tokens: {forced.status}")
         reference = Reference(free.token_ids, free.logits, forced.logits)
         return replace(
             evidence,
             reference=reference,
-            comparison=checks.compare(BASELINE_NAME, found.token_ids, found.logits, reference, file.scenario.margin),
+            comparison=checks.compare(name, found.token_ids, found.logits, reference, file.scenario.margin),
             oracle=self._oracle_logits(file, found.token_ids),
         )
 
@@ -253,6 +289,8 @@ class Runner:
             n_ctx=scenario.n_ctx,
             n_threads=flags.threads,
             n_gpu_layers=flags.n_gpu_layers,
+            override_tensor=flags.override_tensor,
+            split_mode=flags.split_mode,
             flash_attn=flags.flash_attn,
             type_k=scenario.type_k,
             type_v=scenario.type_v,
@@ -272,6 +310,7 @@ class Runner:
             n_ctx=scenario.n_ctx,
             n_threads=scenario.n_threads,
             prefill=scenario.prefill,
+            vram_budget_n_bytes=scenario.vram_budget_n_bytes if backend == "cuda" else None,
         )
 
     def _record(
@@ -285,10 +324,10 @@ class Runner:
         log_tail: str = "",
         requested: dict[str, Any] | None = None,
         effective: dict[str, Any] | None = None,
+        versions: dict[str, Any] | None = None,
     ) -> Record:
         """Return a record without findings; absolute paths are cut out of everything that others wrote."""
-        is_baseline = role == "baseline"
-        build = (self.baseline.build_number, self.baseline.compiler) if is_baseline else (None, None)
+        model = self._models.get(file.scenario.model.sha256)
         values = {
             "run_id": self._run_id,
             "time_utc": datetime.now(timezone.utc),
@@ -301,9 +340,9 @@ class Runner:
             "log_tail": without_paths(log_tail.splitlines()),
             "requested": without_paths(requested or {}),
             "effective": without_paths(effective or {}),
-            "versions": these_versions(*build),
+            "versions": these_versions(**(versions or {})),
             "machine": this_machine(),
-            "model": identify(self._models[file.scenario.model.sha256], file.scenario.model),
+            "model": identify(model, file.scenario.model) if model else None,
         }
         return Record(**values)
 
@@ -330,7 +369,7 @@ def _self_comparison(scenario: Scenario, batched: WorkerResult, single: WorkerRe
     pairs = zip(batched.token_ids, single.token_ids, strict=True)
     n_rows = next((i + 1 for i, (a, b) in enumerate(pairs) if a != b), len(batched.token_ids))
     other = Reference(single.token_ids, single.logits, single.logits[:n_rows])
-    name = f"{BASELINE_NAME}, prompt token by token"
+    name = f"{baseline_name(scenario.baseline)}, prompt token by token"
     return checks.compare(name, batched.token_ids, batched.logits, other, scenario.margin)
 
 
@@ -347,14 +386,14 @@ def _output(token_ids: list[int], logits: F32) -> Output:
     )
 
 
-def _why_not(backend: str) -> str:
-    """Say why a backend that was not asked for was not measured; first of all, whether it could have been."""
+def _why_unavailable(backend: str) -> str | None:
+    """Say why this machine cannot run a backend, None if it can."""
     if backend == "cuda":
         try:
             open_device()
         except NoDeviceError as error:
             return str(error)
-    return f"not asked for: add --backend {backend}"
+    return None
 
 
 def _requested(request: SubjectRequest) -> dict[str, Any]:
@@ -366,5 +405,6 @@ def _requested(request: SubjectRequest) -> dict[str, Any]:
         "n_predict": request.n_predict,
         "n_ctx": request.n_ctx,
         "n_threads": request.n_threads,
+        "vram_budget_n_bytes": request.vram_budget_n_bytes,
         "prefill": list(request.prefill),
     }

@@ -21,6 +21,9 @@ from conformance.errors import ScenarioError
 from engine.generate import PrefillMode
 
 DEFAULT_FOLDER = Path(__file__).parent / "scenarios"
+CONTROL_BACKEND = "numpy"
+"""The backend whose ops the negative controls replace."""
+_KINDS = ("tiny", "small", "27b", None)
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -48,14 +51,24 @@ class ModelRef(Data):
 
 
 class BaselineFlags(Data):
-    """llama.cpp's flags besides -c, -ctk and -ctv, under the names of its long options."""
+    """llama.cpp's flags besides -c, -ctk and -ctv, under the names of its long options.
+
+    override_tensor: "REGEX=BUFFER[,...]", null for none. split_mode: none keeps to the first GPU and needs one.
+    """
 
     threads: Annotated[int, Field(ge=1)]
     n_gpu_layers: Annotated[int, Field(ge=0)]
+    override_tensor: str | None
+    split_mode: Literal["none", "layer"]
     flash_attn: Literal["on", "off"]
     batch_size: Annotated[int, Field(ge=1)]
     ubatch_size: Annotated[int, Field(ge=1)]
     repack: bool
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """What llama.cpp runs on."""
+        return "cuda" if self.n_gpu_layers else "cpu"
 
 
 class _Check(Data):
@@ -149,12 +162,14 @@ class Scenario(Data):
     """One question and all that its answer depends on.
 
     Lengths are in tokens, deadline_s in seconds per process. n_ctx is a multiple of 256, to which llama.cpp rounds it
-    up. n_threads: those of our NumPy backend. prefill: the first mode is that of the generation, the others repeat the
-    prompt only. controls: whether the negative controls run here.
+    up. n_threads: those of our NumPy backend. vram_budget_n_bytes: hard limit on the device memory of our CUDA
+    backend, null for none. prefill: the first mode is that of the generation, the others repeat the prompt only.
+    controls: whether the negative controls run here. default: whether a run that names no scenario has this one.
     """
 
     name: Annotated[str, Field(pattern="^[a-z0-9][a-z0-9._-]*$")]
     asks: Annotated[str, Field(min_length=1)]
+    default: bool
     model: ModelRef
     prompt_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     n_predict: Annotated[int, Field(ge=1)]
@@ -162,6 +177,7 @@ class Scenario(Data):
     type_k: Literal["f16"]
     type_v: Literal["f16"]
     n_threads: Annotated[int, Field(ge=1)]
+    vram_budget_n_bytes: Annotated[int, Field(ge=1)] | None
     baseline: BaselineFlags
     backends: Annotated[tuple[Literal["numpy", "cuda"], ...], Field(min_length=1)]
     prefill: Annotated[tuple[PrefillMode, ...], Field(min_length=1)]
@@ -174,6 +190,8 @@ class Scenario(Data):
         n_cells = len(self.prompt_token_ids) + self.n_predict - 1
         if n_cells > self.n_ctx:
             raise ValueError(f"prompt and generated tokens need n_ctx {n_cells}, found {self.n_ctx}")
+        if self.controls and CONTROL_BACKEND not in self.backends:
+            raise ValueError(f"the controls are wrong engines on {CONTROL_BACKEND}: expected it in backends")
         labels = [check.label for check in self.checks]
         twice = {label for label in labels if labels.count(label) > 1}
         if twice:
@@ -199,6 +217,16 @@ class Scenario(Data):
     def compared_scenarios(self) -> tuple[str, ...]:
         """Names of the scenarios that the checks compare with."""
         return tuple(check.against for check in self.checks if isinstance(check, SameHashAtBothNCtx))
+
+    def backends_to_run(self, asked: Sequence[str], controls: Sequence[str]) -> list[str]:
+        """Return those of `asked` that this scenario is for, and the one that `controls`, if any, are compared with.
+
+        Empty when it is for none of them: then nothing of it runs, the controls neither.
+        """
+        wanted = {*asked} & {*self.backends}
+        if wanted and self.controls and controls:
+            wanted.add(CONTROL_BACKEND)
+        return [backend for backend in self.backends if backend in wanted]
 
 
 @dataclass(frozen=True)
@@ -237,10 +265,15 @@ def load_scenario(path: Path) -> ScenarioFile:
     return ScenarioFile(path, scenario)
 
 
-def default_scenarios() -> list[ScenarioFile]:
+def all_scenarios() -> list[ScenarioFile]:
     """Return the scenarios that come with the suite, in the order in which they run."""
     files = [load_scenario(path) for path in DEFAULT_FOLDER.glob("*.yaml")]
-    return sorted(files, key=lambda file: (file.scenario.model.kind != "tiny", file.scenario.n_ctx))
+    return sorted(files, key=lambda file: (_KINDS.index(file.scenario.model.kind), file.scenario.n_ctx))
+
+
+def default_scenarios() -> list[ScenarioFile]:
+    """Return the scenarios of a run that names none: those that every machine can run."""
+    return [file for file in all_scenarios() if file.scenario.default]
 
 
 def select_scenarios(names: Sequence[str]) -> list[ScenarioFile]:
@@ -249,9 +282,9 @@ def select_scenarios(names: Sequence[str]) -> list[ScenarioFile]:
     Those are the scenarios their checks compare with, and one that runs the negative controls: no run goes without.
     No names: the default ones. Raises ScenarioError.
     """
-    known = {file.scenario.name: file for file in default_scenarios()}
+    known = {file.scenario.name: file for file in all_scenarios()}
     if not names:
-        return list(known.values())
+        return default_scenarios()
     chosen = {name: file for name, file in known.items() if file.scenario.controls}
 
     def add(file: ScenarioFile) -> None:
@@ -269,7 +302,7 @@ def select_scenarios(names: Sequence[str]) -> list[ScenarioFile]:
 
 def find_scenario(name: str) -> ScenarioFile:
     """Return the one scenario called `name`, a name or the path of a file; raises ScenarioError."""
-    return _find(name, {file.scenario.name: file for file in default_scenarios()}, Path())
+    return _find(name, {file.scenario.name: file for file in all_scenarios()}, Path())
 
 
 def _find(name: str, known: dict[str, ScenarioFile], folder: Path) -> ScenarioFile:

@@ -13,18 +13,22 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from statistics import median_low
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baselines.llama_cpp.process import ProcessResult, run_process
 from conformance.controls import CONTROLS
+from engine.decoder import Decoder, Run
 from engine.errors import EngineError, NoDeviceError
 from engine.generate import Engine, Generation, PrefillMode, load_engine
+from engine.ops import Ops
 from engine.placement import N_PACK
+from engine.wrap import WrappedOps
 
 Status: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory", "not_measured"]
 ReportProgress: TypeAlias = Callable[[int, int], None]
@@ -37,7 +41,8 @@ _PROGRESS = re.compile(r"^progress (\d+) (\d+)$")
 class SubjectRequest:
     """What to run: the generation in the first mode of `prefill`, the prompt alone in the others.
 
-    control: name of the negative control to run in place of the right engine.
+    vram_budget_n_bytes: hard limit on device memory (cuda). control: name of the negative control to run in place of
+    the right engine.
     """
 
     model: Path
@@ -47,6 +52,7 @@ class SubjectRequest:
     n_ctx: int
     n_threads: int
     prefill: Sequence[PrefillMode]
+    vram_budget_n_bytes: int | None = None
     control: str | None = None
 
 
@@ -56,7 +62,8 @@ class Measurement:
 
     logits (n_predict, n_vocab) f32: row i is the one behind token_ids[i]. final_logits: those after the prompt,
     (n_vocab) f32, of every other prefill mode and of `second_run`. tie: the id that argmax chose among equal logits,
-    and the lowest of them. Times in ns; peak_memory_n_bytes is the resident set of the whole process.
+    and the lowest of them. Times in ns, prepare_time_ns the median until a step's graph was launched, None where there
+    is no graph; peak_memory_n_bytes is the resident set of the whole process. versions: of what only this backend uses.
     """
 
     token_ids: list[int]
@@ -68,6 +75,8 @@ class Measurement:
     decode_time_ns: list[int]
     peak_memory_n_bytes: int
     effective: dict[str, Any]
+    prepare_time_ns: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,8 @@ def measure(engine: Engine, request: SubjectRequest, report: ReportProgress) -> 
         report(n_done * n_prompt, total)
         _, final_logits[name] = engine.prefill(request.prompt_ids, mode)
     n_tokens = iter(range(total - request.n_predict + 1, total + 1))
+    watch = _DecoderWatch(engine.ops)
+    engine = replace(engine, ops=cast(Ops, watch))
     generation = engine.run(
         request.prompt_ids,
         request.n_predict,
@@ -117,7 +128,25 @@ def measure(engine: Engine, request: SubjectRequest, report: ReportProgress) -> 
         keep_logits=True,
         on_token=lambda token: report(next(n_tokens), total),
     )
-    return _measurement(engine, generation, final_logits, request)
+    measurement = _measurement(engine, generation, final_logits, request)
+    return replace(measurement, prepare_time_ns=watch.prepare_time_ns, versions=_versions(request.backend))
+
+
+class _DecoderWatch(WrappedOps):
+    """Keeps the decoder that the backend hands out, to read its times afterwards."""
+
+    decoding: Decoder | None = None
+
+    def decoder(self, run: Run, state: object) -> Any:
+        """Return the backend's own decoder."""
+        self.decoding = self.inner.decoder(run, state)
+        return self.decoding
+
+    @property
+    def prepare_time_ns(self) -> int | None:
+        """Median time until a step was launched, None if the decoder has none."""
+        times = getattr(self.decoding, "prepare_time_ns", None)
+        return median_low(times) if times else None
 
 
 def explain(status: str, exit_code: int, log_tail: str, deadline_s: float) -> str | None:
@@ -159,7 +188,13 @@ def main(argv: Sequence[str]) -> int:
 def load_subject(request: SubjectRequest) -> Engine:
     """Load the right engine, or the negative control that `request` names; raises EngineError."""
     if request.control is None:
-        return load_engine(request.model, n_ctx=request.n_ctx, backend=request.backend, n_threads=request.n_threads)
+        return load_engine(
+            request.model,
+            n_ctx=request.n_ctx,
+            backend=request.backend,
+            n_threads=request.n_threads,
+            vram_budget=request.vram_budget_n_bytes,
+        )
     control = next(control for control in CONTROLS if control.name == request.control)
     return control.load(request.model, request.n_ctx)
 
@@ -184,8 +219,20 @@ def _measurement(
             "prefill_pack": N_PACK,
             "type_k": "f16",
             "type_v": "f16",
+            **engine.ops.describe(),
         },
     )
+
+
+def _versions(backend: str) -> dict[str, str]:
+    """Return the versions of the libraries that only `backend` uses, by their keys in a record."""
+    if backend != "cuda":
+        return {}
+    import cupy
+
+    from engine.cuda.compile import nvrtc_version
+
+    return {"cupy": cupy.__version__, "nvrtc": ".".join(map(str, nvrtc_version()))}
 
 
 def _choose_among_equals(engine: Engine, logits: NDArray[np.float32]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBar
 
 PLAIN_INTERVAL_S = 15.0
@@ -80,8 +80,8 @@ def show_progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield PlainProgress(lambda line: print(line, file=sys.stderr, flush=True))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with RichBar(*columns, console=console) as bar:
+    counted = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with RichBar(TextColumn("{task.description}"), *counted, console=console) as bar:
         progress = BarProgress(bar)
         yield progress
         progress.finish()

@@ -113,7 +113,8 @@ def run_worker(build: LlamaBuild, request: WorkerRequest) -> WorkerResult:
     _check(request)
     with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
         folder = Path(name)
-        result = run_process(_argv(build, request, folder), deadline_s=request.deadline_s, env=_environment(build))
+        environment = _environment(build, hide_gpus=request.n_gpu_layers == 0)
+        result = run_process(_argv(build, request, folder), deadline_s=request.deadline_s, env=environment)
         if result.status != "ok":
             return _result(build, request, result, {}, None)
         out: dict[str, Any] = json.loads((folder / "out.json").read_text())
@@ -194,13 +195,17 @@ def _argv(build: LlamaBuild, request: WorkerRequest, folder: Path) -> list[str |
     return argv
 
 
-def _environment(build: LlamaBuild) -> dict[str, str]:
-    """Return this process's environment with the build's own libraries first, and threads that wait asleep."""
+def _environment(build: LlamaBuild, *, hide_gpus: bool = False) -> dict[str, str]:
+    """Return this process's environment with the build's own libraries first, and threads that wait asleep.
+
+    hide_gpus: a build with CUDA multiplies long prompts on a GPU even where no layer is offloaded to it.
+    """
     variable = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
     libraries = os.pathsep.join(filter(None, (str(build.library_folder), os.environ.get(variable))))
     # OpenMP threads spin at each of ggml's barriers by default. Where the cores are shared, that turned 0.1 s of
     # a tiny model's decoding on two threads into 39 s; the results are the same bits.
-    return {"OMP_WAIT_POLICY": "passive", **os.environ, variable: libraries}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}
+    return {"OMP_WAIT_POLICY": "passive", **os.environ, **hidden, variable: libraries}
 
 
 def _loaded_build_number(build: LlamaBuild, out: dict[str, Any]) -> int:
@@ -233,7 +238,7 @@ def _result(
         wall_time_ns=process.wall_time_ns,
         build_number=_loaded_build_number(build, out) if out else build.build_number,
         requested=_requested(request),
-        effective=_effective(build, process.log, out),
+        effective=_effective(build, request, process.log, out),
         log=process.log,
     )
 
@@ -250,8 +255,9 @@ def _requested(request: WorkerRequest) -> dict[str, Any]:
     }
 
 
-def _effective(build: LlamaBuild, log: str, out: dict[str, Any]) -> dict[str, Any]:
+def _effective(build: LlamaBuild, request: WorkerRequest, log: str, out: dict[str, Any]) -> dict[str, Any]:
     """Merge what the log states with what the worker asked llama.h for."""
     asked = {key: out.get(key) for key in ("n_threads", "n_vocab", "system_info", "compiler")}
-    environment = {key: value for key, value in _environment(build).items() if _ENVIRONMENT.match(key)}
+    given = _environment(build, hide_gpus=request.n_gpu_layers == 0)
+    environment = {key: value for key, value in given.items() if _ENVIRONMENT.match(key)}
     return parse_effective(log) | asked | {"cmake_options": build.options, "environment": environment}

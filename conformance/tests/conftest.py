@@ -25,4 +25,4 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def records(short: ScenarioFile, out: Path) -> list[Record]:
     """The records of llama.cpp, both backends and every control, with the engine in llama.cpp's place."""
-    return Runner(FakeLlama(), out, Silent(), subject=run_here).run([short])
+    return Runner(FakeLlama().open, out, Silent(), subject=run_here).run([short])

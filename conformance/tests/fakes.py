@@ -21,6 +21,7 @@ from conformance.subject import Measurement, ReportProgress, SubjectRequest, Sub
 from engine.generate import load_engine
 
 N_PROMPT, N_PREDICT = 38, 4
+BASELINE_NAME = "llama.cpp-b8763-cpu"
 
 
 class Silent:
@@ -35,6 +36,7 @@ def content(model: str, sha256: str) -> dict[str, Any]:
     return {
         "name": "short",
         "asks": "Does it run?",
+        "default": False,
         "model": {"file": model, "sha256": sha256},
         "prompt_token_ids": prompt_ids(PRESETS["tiny"])[:N_PROMPT],
         "n_predict": N_PREDICT,
@@ -42,9 +44,12 @@ def content(model: str, sha256: str) -> dict[str, Any]:
         "type_k": "f16",
         "type_v": "f16",
         "n_threads": 1,
+        "vram_budget_n_bytes": None,
         "baseline": {
             "threads": 1,
             "n_gpu_layers": 0,
+            "override_tensor": None,
+            "split_mode": "layer",
             "flash_attn": "on",
             "batch_size": 512,
             "ubatch_size": 512,
@@ -107,6 +112,29 @@ def run_harmless(request: SubjectRequest, deadline_s: float, report: ReportProgr
     return run_here(replace(request, control=None), deadline_s, report)
 
 
+def run_gpu(request: SubjectRequest, deadline_s: float, report: ReportProgress) -> SubjectResult:
+    """Stand in for a GPU with the NumPy backend, and describe one."""
+    result = run_here(replace(request, backend="numpy"), deadline_s, report)
+    if request.backend == "numpy" or result.measurement is None:
+        return result
+    described = {"device": "Fake GPU", "arch": "sm_90", "vram_budget_n_bytes": request.vram_budget_n_bytes}
+    measurement = replace(
+        result.measurement,
+        effective=result.measurement.effective | {"backend": "cuda"} | described,
+        prepare_time_ns=11_000,
+        versions={"cupy": "14.2.0", "nvrtc": "13.0"},
+    )
+    return replace(result, measurement=measurement)
+
+
+def write_nvidia_smi(folder: Path, script: str) -> Path:
+    """Write a shell script as the nvidia-smi of `folder`, to be put on PATH."""
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
 @dataclass
 class FakeLlama:
     """The engine in the place of llama.cpp; `noise` (n_vocab) f32 is added to every row of its logits."""
@@ -115,7 +143,14 @@ class FakeLlama:
     compiler: str = "cc 1.0"
     noise: NDArray[np.float32] | float = 0.0
     status: str = "ok"
+    layers_offloaded: str | None = None
     requests: list[WorkerRequest] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+
+    def open(self, device: str) -> FakeLlama:
+        """Give itself, whatever the device."""
+        self.devices.append(device)
+        return self
 
     def run(self, request: WorkerRequest) -> WorkerResult:
         """Run the engine, or fail with `status`."""
@@ -127,7 +162,8 @@ class FakeLlama:
             request.n_predict,
             None if request.force_ids is None else tuple(request.force_ids),
         )
-        return worker_result(logits + np.float32(self.noise), status=self.status)
+        result = worker_result(logits + np.float32(self.noise), status=self.status)
+        return replace(result, effective=result.effective | {"layers_offloaded": self.layers_offloaded})
 
 
 def worker_result(logits: NDArray[np.float32], status: str = "ok", **values: Any) -> WorkerResult:

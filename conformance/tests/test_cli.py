@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baselines.errors import BuildError
-from conformance import cli, fixtures
+from conformance import cli, fixtures, llama_builds
 from conformance.models import ModelSummary
 from conformance.records import Record, read_records, write_record
-from conformance.runner import BASELINE_NAME, Runner
+from conformance.runner import Runner
 from conformance.scenario import ScenarioFile, load_scenario
 from conformance.subject import ReportProgress, SubjectRequest, SubjectResult
-from conformance.tests.fakes import FakeLlama, content, run_here, write_scenario
+from conformance.tests.fakes import BASELINE_NAME, FakeLlama, content, run_here, write_scenario
 
 
 def _invoke(*argv: str | Path) -> Result:
@@ -40,8 +40,7 @@ def _subject(request: SubjectRequest, deadline_s: float, report: ReportProgress)
 @pytest.fixture
 def with_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine stand in for llama.cpp, and measure in this process."""
-    monkeypatch.setattr(cli, "ensure_build", lambda options, progress: SimpleNamespace())
-    monkeypatch.setattr(cli, "LlamaCpp", lambda build: FakeLlama())
+    monkeypatch.setattr(cli, "LlamaBuilds", lambda options, architectures, progress: FakeLlama())
     monkeypatch.setattr(cli, "Runner", partial(Runner, subject=_subject))
 
 
@@ -70,7 +69,7 @@ def test_run_ends_with_3_and_one_line_when_llama_cpp_cannot_be_built(
 
     for record in records:
         write_record(record, tmp_path)
-    monkeypatch.setattr(cli, "ensure_build", fail)
+    monkeypatch.setattr(llama_builds, "ensure_build", fail)
     result = _invoke("run", "--out", tmp_path)
     assert (result.exit_code, result.output) == (3, "error: no C++ compiler found\n")
     assert _invoke("gate", tmp_path).exit_code == 2
@@ -118,7 +117,7 @@ def test_gate_without_the_suite_s_records_is_2(records: list[Record], out: Path)
 
 def test_list_names_every_scenario_with_its_question() -> None:
     lines = _invoke("list").output.splitlines()
-    assert [line.split()[0] for line in lines] == ["tiny-c512", "tiny-c2048", "small-c512", "small-c2048"]
+    assert [line.split("  ")[0] for line in lines[:4]] == ["tiny-c512 ", "tiny-c2048", "small-c512", "small-c2048"]
     assert all(line.endswith("?") for line in lines)
 
 

@@ -50,7 +50,7 @@ def test_a_run_whose_controls_are_caught_passes(records: list[Record], short: Sc
 
 @pytest.mark.parametrize("control", NAMES)
 def test_the_control_made_harmless_is_not_caught(short: ScenarioFile, tmp_path: Path, control: str) -> None:
-    runner = Runner(FakeLlama(), tmp_path, Silent(), subject=run_harmless, controls=[control])
+    runner = Runner(FakeLlama().open, tmp_path, Silent(), subject=run_harmless, controls=[control])
     records = runner.run([short])
     assert _caught_by(records, control) == set()
     judgement = judge(records, [short], ["numpy"], controls=[control])
@@ -64,7 +64,7 @@ def test_a_check_that_the_right_engine_fails_catches_nothing(short: ScenarioFile
         for check in short.scenario.checks
     ]
     stale = ScenarioFile(short.path, short.scenario.model_copy(update={"checks": tuple(checks)}))
-    runner = Runner(FakeLlama(), tmp_path, Silent(), subject=run_harmless, controls=["flipped_scale_bit"])
+    runner = Runner(FakeLlama().open, tmp_path, Silent(), subject=run_harmless, controls=["flipped_scale_bit"])
     assert _caught_by(runner.run([stale]), "flipped_scale_bit") == set()
 
 
@@ -74,7 +74,7 @@ def test_a_control_that_cannot_run_shows_nothing(short: ScenarioFile, tmp_path: 
             return SubjectResult("crashed", "exit code 1: TypeError", "", None)
         return run_here(request, deadline_s, report)
 
-    runner = Runner(FakeLlama(), tmp_path, Silent(), subject=crash, controls=["rope_off_by_one"])
+    runner = Runner(FakeLlama().open, tmp_path, Silent(), subject=crash, controls=["rope_off_by_one"])
     records = runner.run([short])
     assert _caught_by(records, "rope_off_by_one") == set()
     assert judge(records, [short], ["numpy"], controls=["rope_off_by_one"]).outcome is Outcome.NOT_MEASURED

@@ -6,8 +6,8 @@ import pytest
 
 from conformance.gate import Outcome, judge
 from conformance.records import Record
-from conformance.runner import BASELINE_NAME
 from conformance.scenario import ScenarioFile
+from conformance.tests.fakes import BASELINE_NAME
 
 Change = Callable[[Record], Record]
 

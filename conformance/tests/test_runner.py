@@ -12,10 +12,11 @@ from conformance.errors import FixtureError
 from conformance.gate import Outcome, judge
 from conformance.records import Record, read_records
 from conformance.report import render
-from conformance.runner import BASELINE_NAME, LlamaCpp, Runner
+from conformance.llama_builds import LlamaCpp
+from conformance.runner import Runner
 from conformance.scenario import ScenarioFile, find_scenario, load_scenario
 from conformance.subject import ReportProgress, SubjectRequest, SubjectResult
-from conformance.tests.fakes import N_PREDICT, FakeLlama, Silent, content, run_here, write_scenario
+from conformance.tests.fakes import BASELINE_NAME, N_PREDICT, FakeLlama, Silent, content, run_here, write_scenario
 
 
 def _by_engine(records: list[Record]) -> dict[str, Record]:
@@ -23,7 +24,7 @@ def _by_engine(records: list[Record]) -> dict[str, Record]:
 
 
 def _run(short: ScenarioFile, out: Path, llama: FakeLlama, **options: object) -> dict[str, Record]:
-    runner = Runner(llama, out, Silent(), subject=run_here, controls=())
+    runner = Runner(llama.open, out, Silent(), subject=run_here, controls=())
     for name, value in options.items():
         setattr(runner, name, value)
     return _by_engine(runner.run([short]))
@@ -112,10 +113,10 @@ def test_the_hash_at_another_capacity_is_compared(short: ScenarioFile, tmp_path:
     check = {"check": "same_hash_at_both_n_ctx", "against": "short", "because": "a"}
     values |= {"name": "long", "n_ctx": 512, "controls": False, "checks": [*values["checks"], check]}
     longer = load_scenario(write_scenario(short.path.parent / "long.yaml", values))
-    runner = Runner(FakeLlama(), tmp_path, Silent(), subject=run_here, controls=())
+    runner = Runner(FakeLlama().open, tmp_path, Silent(), subject=run_here, controls=())
     both = [record for record in runner.run([short, longer]) if record.engine == "engine-numpy"]
     assert [c.passed for c in both[1].checks if c.name == "same_hash_at_both_n_ctx short"] == [True]
-    alone = Runner(FakeLlama(), tmp_path, Silent(), subject=run_here, controls=()).run([longer])
+    alone = Runner(FakeLlama().open, tmp_path, Silent(), subject=run_here, controls=()).run([longer])
     unmeasured = [c for c in _by_engine(alone)["engine-numpy"].checks if c.passed is None]
     assert [c.detail for c in unmeasured] == ["short gave no tokens on this backend"]
 
@@ -135,10 +136,10 @@ def test_records_of_an_earlier_run_do_not_survive_a_run_that_stops(short: Scenar
 def test_another_model_than_the_pinned_one_is_an_error(short: ScenarioFile, tmp_path: Path) -> None:
     path = write_scenario(short.path.parent / "wrong.yaml", content("tiny.gguf", "ab" * 32))
     with pytest.raises(FixtureError, match=rf"tiny\.gguf has sha256 [0-9a-f]{{64}}, wrong\.yaml expects {'ab' * 32}"):
-        Runner(FakeLlama(), tmp_path, Silent()).run([load_scenario(path)])
+        Runner(FakeLlama().open, tmp_path, Silent()).run([load_scenario(path)])
     path = write_scenario(short.path.parent / "none.yaml", content("none.gguf", "ab" * 32))
     with pytest.raises(FixtureError, match=r"model\.file none\.gguf: no such file"):
-        Runner(FakeLlama(), tmp_path, Silent()).run([load_scenario(path)])
+        Runner(FakeLlama().open, tmp_path, Silent()).run([load_scenario(path)])
 
 
 def test_the_report_fits_100_columns_and_names_everything(records: list[Record], short: ScenarioFile) -> None:
@@ -176,7 +177,7 @@ def test_llama_cpp_and_the_engine_agree_on_the_tiny_scenario(tmp_path: Path) -> 
     progress = PlainProgress(print)
     file = find_scenario("tiny-c512")
     build = ensure_build(BuildOptions(), progress)
-    records = Runner(LlamaCpp(build), tmp_path, progress, controls=()).run([file])
+    records = Runner(lambda device: LlamaCpp(build), tmp_path, progress, controls=()).run([file])
     judgement = judge(records, [file], ["numpy"], controls=())
     assert judgement.findings == ()
     ours, theirs = (_by_engine(records)[name].output for name in ("engine-numpy", BASELINE_NAME))
@@ -191,5 +192,7 @@ def test_a_deadline_that_llama_cpp_cannot_meet_is_a_status(tmp_path: Path) -> No
     file = find_scenario("tiny-c512")
     hurried = replace(file, scenario=file.scenario.model_copy(update={"deadline_s": 0.001}))
     build = ensure_build(BuildOptions(), PlainProgress(print))
-    records = _by_engine(Runner(LlamaCpp(build), tmp_path, Silent(), subject=run_here, controls=()).run([hurried]))
+    records = _by_engine(
+        Runner(lambda device: LlamaCpp(build), tmp_path, Silent(), subject=run_here, controls=()).run([hurried])
+    )
     assert (records[BASELINE_NAME].status, records[BASELINE_NAME].reason) == ("timeout", "not finished after 0.001 s")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.errors import RequestError
+
 if TYPE_CHECKING:
     import cupy
 
@@ -25,5 +27,8 @@ class DeviceActivation:
     scales: cupy.ndarray
 
     def first(self, n_tokens: int) -> DeviceActivation:
-        """Return the part that holds `n_tokens` tokens."""
+        """Return the part that holds `n_tokens` tokens; RequestError if there is no room for them."""
+        room = self.x.shape[0]
+        if n_tokens > room:
+            raise RequestError(f"a pack of {n_tokens} tokens is asked for, the CUDA backend takes up to {room}")
         return DeviceActivation(self.x[:n_tokens], self.q[:n_tokens], self.scales[:n_tokens])

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import platformdirs
-from cupy.cuda import nvrtc
 
 from engine.errors import EngineError
 
@@ -83,11 +83,19 @@ def source() -> str:
 
 def nvrtc_version() -> tuple[int, int]:
     """Return NVRTC's version; raises CompileError when the library cannot be loaded."""
+    major, minor = _nvrtc().getVersion()
+    return int(major), int(minor)
+
+
+def _nvrtc() -> Any:
+    """Return CuPy's binding of NVRTC, with the library behind it loaded."""
     try:
-        major, minor = nvrtc.getVersion()
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
     except (RuntimeError, OSError, ImportError) as error:
         raise CompileError(f"NVRTC cannot be loaded ({error}): install the extra cuda12 or cuda13") from None
-    return int(major), int(minor)
+    return nvrtc
 
 
 def n_compiled() -> int:
@@ -127,7 +135,7 @@ def default_cache_dir() -> Path:
 
 def _compile(expressions: Sequence[str], arch: str) -> Cubin:
     global _n_compiled
-    nvrtc_version()
+    nvrtc = _nvrtc()
     _n_compiled += 1
     program = nvrtc.createProgram(source(), "kernels.cu", (), ())
     try:

@@ -1,7 +1,8 @@
-"""Launchers of the matrix kernels: gemv, gate_up_silu and repack."""
+"""Launchers of the matrix kernels: gemv, project, gate_up_silu and repack."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from numpy.typing import NDArray
 
 from engine import quants
 from engine.cuda.buffers import DeviceActivation
-from engine.errors import RequestError
-from engine.numerics import SUB_BLOCK
 
 if TYPE_CHECKING:
     import cupy
@@ -19,8 +18,10 @@ if TYPE_CHECKING:
     from engine.cuda.kernels import Kernels
 
 GEMV_WARPS = 4
-GATE_UP_WARPS = 8
+GATE_UP_WARPS = 4
 REPACK_THREADS = 256
+PROJECT_PARTS = 4
+"""Most matrices that one project launch takes."""
 PACK_WIDTHS = (1, 4, 16)
 """Instantiated pack widths; a pack runs on the next wider one."""
 STORE, ADD_RESIDUAL, LOGITS = 0, 1, 2
@@ -37,15 +38,19 @@ class DeviceMatrix:
 
 
 def pack_width(n_tokens: int) -> int:
-    """Return the instantiated width that serves a pack of n_tokens; RequestError if there is none."""
-    if n_tokens > PACK_WIDTHS[-1]:
-        raise RequestError(f"a pack of {n_tokens} tokens is asked for, the CUDA backend takes up to {PACK_WIDTHS[-1]}")
+    """Return the instantiated width that serves a pack of n_tokens, at most MAX_PACK."""
     return next(width for width in PACK_WIDTHS if width >= n_tokens)
 
 
 def gemv_expression(type_name: str, n_in: int, width: int, mode: int) -> str:
     """Return the name expression of the gemv kernel."""
     return f"gemv<{type_name}, {n_in}, {width}, {mode}>"
+
+
+def project_expression(type_names: Sequence[str], n_in: int, width: int) -> str:
+    """Return the name expression of the project kernel for up to PROJECT_PARTS matrices, in the caller's order."""
+    absent = ["Absent"] * (PROJECT_PARTS - len(type_names))
+    return f"project<{n_in}, {width}, {', '.join([*reversed(type_names), *absent])}>"
 
 
 def gate_up_expression(gate: str, up: str, n_in: int, width: int) -> str:
@@ -90,6 +95,26 @@ def gemv(
     return out
 
 
+def project(
+    kernels: Kernels, matrices: Sequence[DeviceMatrix], h: DeviceActivation, outs: Sequence[cupy.ndarray]
+) -> tuple[cupy.ndarray, ...]:
+    """Write W h of each matrix to its place in `outs`, each (n_tokens, n_out) f32, in one launch.
+
+    The blocks of the last matrix come first: models put small float matrices there, whose rows take longest.
+    """
+    n_tokens = h.x.shape[0]
+    parts = list(zip(matrices, outs, strict=True))[::-1]
+    arguments = [argument for matrix, out in parts for argument in (matrix.data, np.int32(matrix.n_out), out)]
+    arguments += [outs[0], np.int32(0), outs[0]] * (PROJECT_PARTS - len(parts))
+    types = [matrix.type_name for matrix in matrices]
+    kernels[project_expression(types, matrices[0].n_in, pack_width(n_tokens))](
+        (sum(-(-matrix.n_out // GEMV_WARPS) for matrix in matrices),),
+        (32 * GEMV_WARPS,),
+        (*arguments, h.x, h.q, h.scales, np.int32(n_tokens)),
+    )
+    return tuple(outs)
+
+
 def gate_up_silu(
     kernels: Kernels,
     gate: DeviceMatrix,
@@ -97,14 +122,18 @@ def gate_up_silu(
     h: DeviceActivation,
     out: DeviceActivation,
     *,
+    done: cupy.ndarray,
     fault: cupy.ndarray,
     op: int,
 ) -> DeviceActivation:
-    """Write silu(gate h) * (up h), quantised, to `out` and return it."""
+    """Write silu(gate h) * (up h), quantised, to `out` and return it.
+
+    done: u32 counters, one per 32 rows, zero before the first call; the kernel leaves them zero.
+    """
     n_tokens = out.x.shape[0]
     kernel = kernels[gate_up_expression(gate.type_name, up.type_name, gate.n_in, pack_width(n_tokens))]
     kernel(
-        (-(-gate.n_out // SUB_BLOCK),),
+        (-(-gate.n_out // GATE_UP_WARPS),),
         (32 * GATE_UP_WARPS,),
         (
             gate.data,
@@ -117,6 +146,7 @@ def gate_up_silu(
             out.x,
             out.q,
             out.scales,
+            done,
             np.uint32(op),
             fault,
         ),

@@ -88,6 +88,7 @@ def _control(c: ModelConfig, n_ctx: int, n_chunk: int) -> Named:
     """Yield token ids, positions, counters and results: a few words each."""
     yield "control", Buffer("control", (n_chunk, 2), np.int32)
     yield "tickets", Buffer("control", gated_delta.tickets_shape(c), np.uint32)
+    yield "gate_up_done", Buffer("control", (-(-c.n_ff // SUB_BLOCK),), np.uint32)
     yield "argmax_scratch", Buffer("control", (argmax.SCRATCH_N_WORDS,), np.uint32)
     yield "chosen", Buffer("control", (n_ctx,), np.int32)
     yield "outcome", Buffer("control", (2,), np.int32)

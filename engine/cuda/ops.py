@@ -117,6 +117,7 @@ class CudaOps:
         self._scratch = attention.AttentionScratch(*(b[f"splits.{part}"] for part in ("maxima", "sums", "values")))
         self._rope = attention.RopeTables(b["rope.cos"], b["rope.sin"])
         self._tickets, self._argmax_scratch, self._chosen = b["tickets"], b["argmax_scratch"], b["chosen"]
+        self._done = b["gate_up_done"]
         self._logits, self._given = b["logits"], b["given_logits"]
         self.outcome = b["outcome"]  # next token, fault word
         self._fault = self.outcome[1:].view(np.uint32)
@@ -169,16 +170,11 @@ class CudaOps:
     def project(self, matrices: Sequence[gemv.DeviceMatrix], h: DeviceActivation) -> tuple[cupy.ndarray, ...]:
         """Return W h for each matrix, in buffers that the next call overwrites."""
         n_tokens = h.x.shape[0]
-        return tuple(
-            gemv.gemv(
-                self.kernels,
-                matrix,
-                h,
-                buffer[: n_tokens * matrix.n_out].reshape(n_tokens, matrix.n_out),
-                fault=self._fault,
-            )
+        outs = [
+            buffer[: n_tokens * matrix.n_out].reshape(n_tokens, matrix.n_out)
             for matrix, buffer in zip(matrices, self._projected, strict=False)
-        )
+        ]
+        return gemv.project(self.kernels, matrices, h, outs)
 
     def project_add(self, matrix: gemv.DeviceMatrix, h: DeviceActivation, residual: cupy.ndarray) -> cupy.ndarray:
         """Add W h to `residual` in place."""
@@ -188,7 +184,7 @@ class CudaOps:
         """Return silu(gate h) * (up h), quantised."""
         out = self._ffn.first(h.x.shape[0])
         op = self._op(Op.GATE_UP_SILU)
-        return gemv.gate_up_silu(self.kernels, gate, up, h, out, fault=self._fault, op=op)
+        return gemv.gate_up_silu(self.kernels, gate, up, h, out, done=self._done, fault=self._fault, op=op)
 
     def conv_silu(self, qkv: cupy.ndarray, weight: cupy.ndarray, conv_state: cupy.ndarray) -> _Convolution:
         """Hand the inputs on to gated_norm."""

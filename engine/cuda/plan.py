@@ -36,8 +36,8 @@ def _matrix_kernels(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> I
 
     for il in range(config.n_layer):
         blk, recurrent = f"blk.{il}", config.is_recurrent(il)
-        for name in _PROJECTIONS[recurrent]:
-            yield from one(f"{blk}.{name}", gemv.STORE)
+        types = [tensors[f"{blk}.{name}.weight"].type for name in _PROJECTIONS[recurrent]]
+        yield from (gemv.project_expression(types, config.n_embd, width) for width in gemv.PACK_WIDTHS)
         yield from one(f"{blk}.{_OUTPUTS[recurrent]}", gemv.ADD_RESIDUAL)
         yield from one(f"{blk}.ffn_down", gemv.ADD_RESIDUAL)
         gate, up = tensors[f"{blk}.ffn_gate.weight"], tensors[f"{blk}.ffn_up.weight"]

@@ -163,6 +163,11 @@ def test_reports_of_two_architectures(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert one.code_n_bytes > 1000
 
 
+def test_an_error_in_a_process_is_passed_on() -> None:
+    with pytest.raises(CompileError, match="no_such_kernel"):
+        list(report.compile_reports(["no_such_kernel<1>"], [ARCH], n_jobs=1))
+
+
 # The command
 
 

@@ -262,15 +262,22 @@ struct Q8_0 {
 struct F32 {
     static constexpr int N_BYTES = 4;
     __device__ static float load(const u8* p) { return __ldg(reinterpret_cast<const float*>(p)); }
+    __device__ static float4 load_quad(const u8* p) { return __ldg(reinterpret_cast<const float4*>(p)); }
 };
 struct F16 {
     static constexpr int N_BYTES = 2;
     __device__ static float load(const u8* p) { return half_to_float(__ldg(reinterpret_cast<const u16*>(p))); }
+    __device__ static float4 load_quad(const u8* p) { return widen_quad(__ldg(reinterpret_cast<const uint2*>(p))); }
 };
 struct BF16 {
     static constexpr int N_BYTES = 2;
     __device__ static float load(const u8* p) {
         return __int_as_float(int(u32(__ldg(reinterpret_cast<const u16*>(p))) << 16));
+    }
+    __device__ static float4 load_quad(const u8* p) {
+        const uint2 v = __ldg(reinterpret_cast<const uint2*>(p));
+        return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+                           __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
     }
 };
 

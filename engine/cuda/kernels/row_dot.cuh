@@ -33,38 +33,64 @@ __device__ __forceinline__ void add_sub_block(const typename F::Raw& raw, int s,
     }
 }
 
-// Row `row` of a quantised matrix times every token; each lane returns its own partial sums.
+// The sub-blocks of one row that a lane has asked for: the strips from FIRST on, as many as fit in flight.
+template <class F, int N_IN, int FIRST>
+struct Strips {
+    static constexpr int N_SUB = N_IN / SUB_BLOCK, N_STRIPS = (N_SUB + WARP - 1) / WARP;
+    static constexpr int N = N_STRIPS - FIRST < STRIPS_IN_FLIGHT ? N_STRIPS - FIRST : STRIPS_IN_FLIGHT;
+    typename F::Raw raw[N];
+
+    __device__ __forceinline__ static int sub_block(int i) { return (FIRST + i) * WARP + threadIdx.x % WARP; }
+
+    __device__ __forceinline__ void load(const u8* w, i64 n_out, i64 row) {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (sub_block(i) < N_SUB) raw[i] = F::load(w, n_out * N_SUB, row * N_SUB + sub_block(i));
+    }
+
+    template <int N_TOKENS>
+    __device__ __forceinline__ void add_to(const Input& h, int n_tokens, float (&acc)[N_TOKENS]) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (sub_block(i) < N_SUB) add_sub_block<F, N_TOKENS>(raw[i], sub_block(i), N_IN, h, n_tokens, acc);
+    }
+};
+
+// Strips from FIRST to the end of the row; each lane adds to its own partial sums.
+template <class F, int N_IN, int N_TOKENS, int FIRST>
+__device__ __forceinline__ void add_strips_from(const u8* w, i64 n_out, i64 row, const Input& h, int n_tokens,
+                                                float (&acc)[N_TOKENS]) {
+    if constexpr (FIRST * WARP * SUB_BLOCK < N_IN) {
+        Strips<F, N_IN, FIRST> strips;
+        strips.load(w, n_out, row);
+        strips.add_to(h, n_tokens, acc);
+        add_strips_from<F, N_IN, N_TOKENS, FIRST + STRIPS_IN_FLIGHT>(w, n_out, row, h, n_tokens, acc);
+    }
+}
+
+constexpr int QUADS_IN_FLIGHT = 10;
+
+// Float rows: lane l takes quads l, l + 32, ...; several are asked for before the first is used.
 template <class F, int N_IN, int N_TOKENS>
-__device__ __forceinline__ void lane_sums_quantized(const u8* w, i64 n_out, i64 row, const Input& h, int n_tokens,
-                                                    float (&acc)[N_TOKENS]) {
-    constexpr int N_SUB = N_IN / SUB_BLOCK, N_STRIPS = (N_SUB + WARP - 1) / WARP;
-    const int lane = threadIdx.x % WARP;
-    const i64 n_sub = n_out * N_SUB;
+__device__ __forceinline__ void add_quads(const u8* w, i64 row, const Input& h, int n_tokens, float (&acc)[N_TOKENS]) {
+    const u8* weights = w + row * N_IN * F::N_BYTES;
+#pragma unroll QUADS_IN_FLIGHT
+    for (int quad = threadIdx.x % WARP; quad < N_IN / 4; quad += WARP) {
+        const float4 a = F::load_quad(weights + i64(quad) * 4 * F::N_BYTES);
 #pragma unroll
-    for (int first = 0; first < N_STRIPS; first += STRIPS_IN_FLIGHT) {
-        typename F::Raw raw[STRIPS_IN_FLIGHT];
-#pragma unroll
-        for (int i = 0; i < STRIPS_IN_FLIGHT; ++i) {
-            const int s = (first + i) * WARP + lane;
-            if (first + i < N_STRIPS && s < N_SUB) raw[i] = F::load(w, n_sub, row * N_SUB + s);
-        }
-#pragma unroll
-        for (int i = 0; i < STRIPS_IN_FLIGHT; ++i) {
-            const int s = (first + i) * WARP + lane;
-            if (first + i < N_STRIPS && s < N_SUB) add_sub_block<F, N_TOKENS>(raw[i], s, N_IN, h, n_tokens, acc);
+        for (int t = 0; t < N_TOKENS; ++t) {
+            if (N_TOKENS > 1 && t >= n_tokens) break;
+            acc[t] = add_products(acc[t], a, load_quad(h.x + i64(t) * N_IN, quad));
         }
     }
 }
 
+// The same for rows that do not begin at a multiple of 16 bytes.
 template <class F, int N_IN, int N_TOKENS>
-__device__ __forceinline__ void lane_sums_float(const u8* w, i64 row, const Input& h, int n_tokens,
-                                                float (&acc)[N_TOKENS]) {
-    const int lane = threadIdx.x % WARP;
-    for (int k0 = 4 * lane; k0 < N_IN; k0 += 4 * WARP) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int k = k0 + e;
-            if (N_IN % 4 && k >= N_IN) break;
+__device__ __forceinline__ void add_elements(const u8* w, i64 row, const Input& h, int n_tokens,
+                                             float (&acc)[N_TOKENS]) {
+    for (int k0 = 4 * (threadIdx.x % WARP); k0 < N_IN; k0 += 4 * WARP) {
+        for (int k = k0; k < k0 + 4 && k < N_IN; ++k) {
             const float weight = F::load(w + (row * N_IN + k) * F::N_BYTES);
 #pragma unroll
             for (int t = 0; t < N_TOKENS; ++t) {
@@ -75,16 +101,50 @@ __device__ __forceinline__ void lane_sums_float(const u8* w, i64 row, const Inpu
     }
 }
 
+template <int N_TOKENS>
+__device__ __forceinline__ void fold_lanes(float (&acc)[N_TOKENS]) {
+#pragma unroll
+    for (int t = 0; t < N_TOKENS; ++t) acc[t] = tree(acc[t]);
+}
+
+template <int N_TOKENS>
+__device__ __forceinline__ void clear(float (&acc)[N_TOKENS]) {
+#pragma unroll
+    for (int t = 0; t < N_TOKENS; ++t) acc[t] = 0.0f;
+}
+
 // Row `row` of W times every token of the pack; all lanes return the sums.
 template <class F, int N_IN, int N_TOKENS>
 __device__ __forceinline__ void row_dot(const u8* w, i64 n_out, i64 row, const Input& h, int n_tokens,
                                         float (&acc)[N_TOKENS]) {
-#pragma unroll
-    for (int t = 0; t < N_TOKENS; ++t) acc[t] = 0.0f;
-    if constexpr (is_float_format<F>::value)
-        lane_sums_float<F, N_IN, N_TOKENS>(w, row, h, n_tokens, acc);
+    clear(acc);
+    if constexpr (!is_float_format<F>::value)
+        add_strips_from<F, N_IN, N_TOKENS, 0>(w, n_out, row, h, n_tokens, acc);
+    else if constexpr (N_IN % 4 == 0)
+        add_quads<F, N_IN, N_TOKENS>(w, row, h, n_tokens, acc);
     else
-        lane_sums_quantized<F, N_IN, N_TOKENS>(w, n_out, row, h, n_tokens, acc);
-#pragma unroll
-    for (int t = 0; t < N_TOKENS; ++t) acc[t] = tree(acc[t]);
+        add_elements<F, N_IN, N_TOKENS>(w, row, h, n_tokens, acc);
+    fold_lanes(acc);
+}
+
+// The same for one row of two matrices; where both fit in flight, both are asked for before either is used.
+template <class FA, class FB, int N_IN, int N_TOKENS>
+__device__ __forceinline__ void row_dot_pair(const u8* wa, const u8* wb, i64 n_out, i64 row, const Input& h,
+                                             int n_tokens, float (&a)[N_TOKENS], float (&b)[N_TOKENS]) {
+    constexpr bool QUANTIZED = !is_float_format<FA>::value && !is_float_format<FB>::value;
+    if constexpr (QUANTIZED && N_TOKENS == 1 && N_IN <= STRIPS_IN_FLIGHT * WARP * SUB_BLOCK) {
+        Strips<FA, N_IN, 0> strips_a;
+        Strips<FB, N_IN, 0> strips_b;
+        strips_a.load(wa, n_out, row);
+        strips_b.load(wb, n_out, row);
+        clear(a);
+        clear(b);
+        strips_a.add_to(h, n_tokens, a);
+        strips_b.add_to(h, n_tokens, b);
+        fold_lanes(a);
+        fold_lanes(b);
+    } else {
+        row_dot<FA, N_IN, N_TOKENS>(wa, n_out, row, h, n_tokens, a);
+        row_dot<FB, N_IN, N_TOKENS>(wb, n_out, row, h, n_tokens, b);
+    }
 }

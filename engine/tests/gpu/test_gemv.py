@@ -31,13 +31,23 @@ WIDTHS = (1, 2, 3, 4, 5, 8, 16)
 N_OUT = 37  # no multiple of any tile
 PAIRS = (("Q4_K", "Q4_K"), ("Q5_K", "Q6_K"), ("IQ4_XS", "IQ4_XS"), ("Q5_K", "Q5_K"), ("F16", "Q8_0"))
 
+GROUPS = (
+    ("Q4_K",),
+    ("Q5_K", "F32"),
+    ("Q6_K", "Q4_K", "Q4_K"),
+    ("IQ4_XS", "Q8_0", "F16", "BF16"),
+    ("IQ3_S", "F32", "F32"),
+)
+
 
 @pytest.fixture(scope="module")
 def kernels(compile_all: Compile) -> Any:
     expressions = [gemv.repack_expression(f) for f in quants.QUANT_FORMATS] + ["&iq3s_grid"]
     expressions += [gemv.gemv_expression(f, k, w, gemv.STORE) for f in FORMATS for k in N_IN for w in gemv.PACK_WIDTHS]
     expressions += [gemv.gemv_expression("F32", 90, 4, gemv.STORE)]
-    expressions += [gemv.gemv_expression("Q4_K", 256, 4, mode) for mode in (gemv.ADD_RESIDUAL, gemv.LOGITS)]
+    expressions += [gemv.gemv_expression("Q4_K", 256, 4, gemv.ADD_RESIDUAL)]
+    expressions += [gemv.gemv_expression("Q4_K", 256, width, gemv.LOGITS) for width in (1, 4)]
+    expressions += [gemv.project_expression(types, 1024, w) for types in GROUPS for w in gemv.PACK_WIDTHS]
     expressions += [gemv.gate_up_expression(g, u, 1024, w) for g, u in PAIRS for w in gemv.PACK_WIDTHS]
     compiled = compile_all(expressions)
     compiled.write_global("iq3s_grid", gemv.iq3s_grid_words())
@@ -142,14 +152,31 @@ def test_residual_is_added_in_place(kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 4, 5, 16])
+@pytest.mark.parametrize("types", GROUPS)
+def test_project(kernels: Any, types: tuple[str, ...], n_tokens: int) -> None:
+    rows = [random_rows(t, n_out, 1024, seed=n_out) for t, n_out in zip(types, (N_OUT, 6, 1, 130), strict=False)]
+    h = numerics.quantize(random_f32(np.random.default_rng(4), n_tokens, 1024))
+    matrices = [on_device(kernels, t, raw) for t, raw in zip(types, rows, strict=True)]
+    outs = [poisoned((n_tokens, matrix.n_out), np.float32) for matrix in matrices]
+    gemv.project(kernels, matrices, activation_on_device(h), outs)
+    for type_name, raw, out in zip(types, rows, outs, strict=True):
+        assert_same_bits(out, linear.load(type_name, raw).apply(h))
+
+
+def counters(n_ff: int) -> Any:
+    return cupy.asarray(np.zeros(-(-n_ff // 32), np.uint32))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 4, 5, 16])
 @pytest.mark.parametrize("n_ff", [512, 40])
 @pytest.mark.parametrize(("gate", "up"), PAIRS)
 def test_gate_up_silu(kernels: Any, gate: str, up: str, n_ff: int, n_tokens: int) -> None:
     rows = [random_rows(t, n_ff, 1024, seed=i) for i, t in enumerate((gate, up))]
     h = numerics.quantize(random_f32(np.random.default_rng(3), n_tokens, 1024))
     on_device_gate, on_device_up = (on_device(kernels, t, raw) for t, raw in zip((gate, up), rows, strict=True))
-    out, fault = poisoned_activation(n_tokens, n_ff), no_fault()
-    gemv.gate_up_silu(kernels, on_device_gate, on_device_up, activation_on_device(h), out, fault=fault, op=0)
+    out, fault, done = poisoned_activation(n_tokens, n_ff), no_fault(), counters(n_ff)
+    gemv.gate_up_silu(kernels, on_device_gate, on_device_up, activation_on_device(h), out, done=done, fault=fault, op=0)
+    assert not cupy.asnumpy(done).any()
     g, u = (linear.load(t, raw).apply(h) for t, raw in zip((gate, up), rows, strict=True))
     assert_same_activation(out, numerics.quantize(numerics.silu(g) * u))
     assert int(cupy.asnumpy(fault)[0]) == 0
@@ -165,7 +192,8 @@ def test_logits_that_are_not_finite_set_the_fault_word(kernels: Any, n_tokens: i
     arguments = (kernels, on_device(kernels, "Q4_K", raw), activation_on_device(h), out)
     gemv.gemv(*arguments, fault=fault, mode=gemv.LOGITS, op=int(faults.kernel_argument(faults.Op.HEAD)))
     assert str(faults.describe(int(cupy.asnumpy(fault)[0]))).startswith("output head: op head produced ")
-    assert_same_bits(out, linear.load("Q4_K", raw).apply(h))
+    with np.errstate(invalid="ignore"):
+        assert_same_bits(out, linear.load("Q4_K", raw).apply(h))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -179,6 +207,6 @@ def test_gate_and_up_that_are_not_finite_set_the_fault_word(
     h = numerics.quantize(random_f32(np.random.default_rng(6), 2, 1024))
     matrices = [on_device(kernels, "Q4_K", raw) for raw in rows]
     fault, op = no_fault(), int(faults.kernel_argument(faults.Op.GATE_UP_SILU, 9))
-    out = poisoned_activation(2, n_ff)
-    gemv.gate_up_silu(kernels, matrices[0], matrices[1], activation_on_device(h), out, fault=fault, op=op)
+    out, done = poisoned_activation(2, n_ff), counters(n_ff)
+    gemv.gate_up_silu(kernels, matrices[0], matrices[1], activation_on_device(h), out, done=done, fault=fault, op=op)
     assert str(faults.describe(int(cupy.asnumpy(fault)[0]))).startswith("layer 9: op gate_up_silu produced ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -185,7 +185,7 @@ class CountedAllocations:
 
     def __call__(self, n_bytes: int) -> Any:
         self.n += 1
-        return cupy.cuda.alloc(n_bytes)
+        return cupy.get_default_memory_pool().malloc(n_bytes)
 
 
 def test_nothing_is_allocated_after_loading(engine: Engine, prompt: list[int]) -> None:
@@ -202,20 +202,25 @@ def test_nothing_is_allocated_after_loading(engine: Engine, prompt: list[int]) -
     assert counted.n == 0
 
 
-def test_a_step_is_one_graph_of_few_nodes_and_its_preparation_is_timed(engine: Engine, prompt: list[int]) -> None:
+def test_a_step_is_one_graph_of_few_nodes_and_its_preparation_is_timed(
+    engine: Engine, prompt: list[int], record_property: Callable[[str, object], None]
+) -> None:
     state, logits = engine.prefill(prompt)
     decoder: Any = engine.decoder(state)
     token = engine.greedy(logits)
     for _ in range(5):
         token = decoder.step(token)
+    record_property("n_nodes", decoder.n_nodes)
+    record_property("prepare_time_ns", decoder.prepare_time_ns)
     config = engine.config
     # Two copies in, norm, head, argmax, a copy out; ten and eleven kernels a layer before any further fusion.
     assert 0 < decoder.n_nodes <= 6 + 10 * config.n_layer_recurrent + 11 * config.n_layer_attn
     assert len(decoder.prepare_time_ns) == 5
     assert min(decoder.prepare_time_ns) > 0
-    assert state.n_past == N_PROMPT + 5
+    assert state.n_past == len(prompt) + 5
 
 
-def test_a_pack_wider_than_the_kernels_take_is_refused(engine: Engine, prompt: list[int]) -> None:
+def test_a_pack_wider_than_the_kernels_take_is_refused(engine: Engine) -> None:
     with pytest.raises(RequestError, match="pack of 17 tokens is asked for, the CUDA backend takes up to 16"):
-        engine.prefill(prompt, pack=17)
+        engine.prefill(tokens(engine, 17, seed=9), pack=17)
+    engine.prefill(tokens(engine, 17, seed=9), pack=16)
