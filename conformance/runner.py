@@ -134,10 +134,7 @@ class Runner:
         sha256 = file.scenario.model.sha256
         if sha256 not in self._models:
             self._models[sha256] = ensure_model(file, self.cache, self.progress)
-        if isinstance(llama, str):
-            baseline = self._unmeasured_baseline(file, llama)
-        else:
-            baseline = self._run_baseline(file, llama)
+        baseline = self._unmeasured_baseline(file, llama) if isinstance(llama, str) else self._run_baseline(file, llama)
         engines: dict[str, Record] = {
             backend: self._run_engine(file, backend, baseline)
             if backend in wanted
@@ -233,18 +230,8 @@ class Runner:
         if found is None:
             return record, []
         evidence = self._evidence(file, found, baseline, request.backend)
-        update = {
-            "output": _output(found.token_ids, found.logits),
-            "comparison": evidence.comparison,
-            "timings": Timings(
-                load_time_ns=found.load_time_ns,
-                prefill_time_ns=found.prefill_time_ns,
-                decode_time_ns=found.decode_time_ns,
-                prepare_time_ns=found.prepare_time_ns,
-            ),
-            "peak_memory_n_bytes": found.peak_memory_n_bytes,
-            "peak_device_memory_n_bytes": device_memory.peak_n_bytes,
-        }
+        update = _engine_findings(found, evidence.comparison)
+        update["peak_device_memory_n_bytes"] = device_memory.peak_n_bytes
         return record.model_copy(update=update), checks.evaluate(file.scenario.checks, evidence)
 
     def _evidence(self, file: ScenarioFile, found: Measurement, baseline: BaselineRun, backend: str) -> Evidence:
@@ -345,6 +332,21 @@ class Runner:
             "model": identify(model, file.scenario.model) if model else None,
         }
         return Record(**values)
+
+
+def _engine_findings(found: Measurement, comparison: Comparison | None) -> dict[str, Any]:
+    """Return the parts of our engine's record that come from its process."""
+    return {
+        "output": _output(found.token_ids, found.logits),
+        "comparison": comparison,
+        "timings": Timings(
+            load_time_ns=found.load_time_ns,
+            prefill_time_ns=found.prefill_time_ns,
+            decode_time_ns=found.decode_time_ns,
+            prepare_time_ns=found.prepare_time_ns,
+        ),
+        "peak_memory_n_bytes": found.peak_memory_n_bytes,
+    }
 
 
 def _baseline_findings(scenario: Scenario, batched: WorkerResult, single: WorkerResult) -> dict[str, Any]:

@@ -137,6 +137,17 @@ def test_thread_policy_is_recorded_and_left_to_the_user(
 
 
 @baseline
+def test_a_run_without_layers_on_a_gpu_sees_none(
+    llama_build: LlamaBuild, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    on_cpu = run_ok(llama_build, request(tiny_model)).effective["environment"]
+    assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
+    offloaded = run_ok(llama_build, request(tiny_model, n_gpu_layers=99)).effective["environment"]
+    assert offloaded["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@baseline
 def test_logits_are_left_out_on_request(llama_build: LlamaBuild, tiny_model: Path) -> None:
     result = run_ok(llama_build, request(tiny_model, want_logits=False))
     assert result.logits is None

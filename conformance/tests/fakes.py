@@ -79,6 +79,14 @@ def write_scenario(path: Path, values: dict[str, Any]) -> Path:
     return path
 
 
+def on_gpu(short: ScenarioFile, **changes: Any) -> ScenarioFile:
+    """Write the short scenario anew beside itself, with a GPU for both engines and without controls."""
+    values = short.scenario.model_dump(mode="json") | {"name": "gpu", "backends": ["cuda"], "controls": False}
+    values["baseline"] |= {"n_gpu_layers": 99, "override_tensor": "token_embd.weight=CPU", "split_mode": "none"}
+    values |= {"vram_budget_n_bytes": 1 << 30} | changes
+    return load_scenario(write_scenario(short.path.parent / f"{values['name']}.yaml", values))
+
+
 def make_scenario(folder: Path) -> ScenarioFile:
     """Make the tiny model and a short scenario with the right golden values in `folder`."""
     made = make_model("tiny", folder / "tiny.gguf")

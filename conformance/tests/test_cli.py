@@ -16,7 +16,7 @@ from conformance.records import Record, read_records, write_record
 from conformance.runner import Runner
 from conformance.scenario import ScenarioFile, load_scenario
 from conformance.subject import ReportProgress, SubjectRequest, SubjectResult
-from conformance.tests.fakes import BASELINE_NAME, FakeLlama, content, run_here, write_scenario
+from conformance.tests.fakes import BASELINE_NAME, FakeLlama, content, on_gpu, run_here, write_scenario
 
 
 def _invoke(*argv: str | Path) -> Result:
@@ -88,6 +88,25 @@ def test_a_backend_that_does_not_exist_is_one_line(command: str) -> None:
     assert (result.exit_code, result.output) == (3, "error: --backend is 'metal', expected one of: numpy, cuda\n")
 
 
+def test_a_scenario_for_a_gpu_gives_2_without_one(
+    only_short: ScenarioFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "select_scenarios", lambda names: [on_gpu(only_short)])
+    monkeypatch.setattr(llama_builds, "this_gpu", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = _invoke("run", "gpu", "--out", tmp_path, "--backend", "cuda", "--cuda-arch", "90")
+    assert result.exit_code == 2, result.output
+    assert "not measured: gpu, llama.cpp-b8763-cuda: not_measured: llama.cpp on CUDA needs an NVIDIA" in result.output
+    assert "not measured: gpu, engine-cuda: not_measured: backend cuda" in result.output
+    assert _invoke("gate", tmp_path, "--backend", "cuda").exit_code == 2
+
+
+def test_an_own_build_takes_no_architecture(tmp_path: Path) -> None:
+    result = _invoke("run", "27b-c512", "--llama-cpp", tmp_path, "--cuda-arch", "90", "--out", tmp_path)
+    says = "error: --llama-cpp takes a build as it is: --cuda-arch does not apply to it\n"
+    assert (result.exit_code, result.output) == (3, says)
+
+
 def test_run_offers_no_way_around_the_controls() -> None:
     assert "no-controls" not in _invoke("run", "--help").output
 
@@ -117,7 +136,14 @@ def test_gate_without_the_suite_s_records_is_2(records: list[Record], out: Path)
 
 def test_list_names_every_scenario_with_its_question() -> None:
     lines = _invoke("list").output.splitlines()
-    assert [line.split("  ")[0] for line in lines[:4]] == ["tiny-c512 ", "tiny-c2048", "small-c512", "small-c2048"]
+    assert [line.split()[:2] for line in lines] == [
+        ["tiny-c512", "default"],
+        ["tiny-c2048", "default"],
+        ["small-c512", "default"],
+        ["small-c2048", "default"],
+        ["27b-c512", "by"],
+        ["27b-c2048", "by"],
+    ]
     assert all(line.endswith("?") for line in lines)
 
 
@@ -159,6 +185,14 @@ def test_golden_agrees_with_the_file_and_repairs_it(short: ScenarioFile, tmp_pat
     assert different.output.count("now") == 3
     assert _invoke("golden", path, "--write").exit_code == 0
     assert path.read_text() == right
+
+
+def test_golden_of_a_scenario_for_a_gpu_makes_no_model_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(fixtures, "make_model", lambda *args, **options: pytest.fail("a model is made"))
+    result = _invoke("golden", "27b-c512")
+    assert result.exit_code == 3
+    assert re.fullmatch(r"error: backend cuda .*\n", result.output)
 
 
 def test_golden_makes_a_fixture_anew(short: ScenarioFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

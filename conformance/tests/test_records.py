@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from conformance.checks import CheckResult, Comparison, Difference
 from conformance.errors import RecordError
+from conformance.gpu import Gpu
 from conformance.machine import Machine, Versions, engine_source_sha256, without_paths
 from conformance.records import (
     ModelIdentity,
@@ -26,7 +27,7 @@ from conformance.records import (
 )
 
 RESULTS = Path(__file__).parents[2] / "results"
-MODELS = (Record, Output, Timings, ModelIdentity, Comparison, Difference, CheckResult, Machine, Versions)
+MODELS = (Record, Output, Timings, ModelIdentity, Comparison, Difference, CheckResult, Machine, Gpu, Versions)
 
 
 def test_a_record_is_read_back_as_it_was_written(records: list[Record], tmp_path: Path) -> None:

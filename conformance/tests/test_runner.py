@@ -8,15 +8,28 @@ import pytest
 
 from baselines.llama_cpp.build import BuildOptions, ensure_build
 from baselines.llama_cpp.progress import PlainProgress
-from conformance.errors import FixtureError
+from conformance import runner as runner_module
+from conformance.errors import BaselineUnavailableError, FixtureError
 from conformance.gate import Outcome, judge
+from conformance.llama_builds import LlamaCpp
 from conformance.records import Record, read_records
 from conformance.report import render
-from conformance.llama_builds import LlamaCpp
 from conformance.runner import Runner
 from conformance.scenario import ScenarioFile, find_scenario, load_scenario
 from conformance.subject import ReportProgress, SubjectRequest, SubjectResult
-from conformance.tests.fakes import BASELINE_NAME, N_PREDICT, FakeLlama, Silent, content, run_here, write_scenario
+from conformance.tests.fakes import (
+    BASELINE_NAME,
+    N_PREDICT,
+    FakeLlama,
+    Silent,
+    content,
+    on_gpu,
+    run_gpu,
+    run_here,
+    write_scenario,
+)
+from engine.cuda.device import Device
+from engine.errors import NoDeviceError
 
 
 def _by_engine(records: list[Record]) -> dict[str, Record]:
@@ -109,7 +122,7 @@ def test_a_failure_of_the_engine_is_a_mismatch(short: ScenarioFile, tmp_path: Pa
 
 
 def test_the_hash_at_another_capacity_is_compared(short: ScenarioFile, tmp_path: Path) -> None:
-    values = short.scenario.model_dump(mode="json", exclude_none=True)
+    values = short.scenario.model_dump(mode="json")
     check = {"check": "same_hash_at_both_n_ctx", "against": "short", "because": "a"}
     values |= {"name": "long", "n_ctx": 512, "controls": False, "checks": [*values["checks"], check]}
     longer = load_scenario(write_scenario(short.path.parent / "long.yaml", values))
@@ -140,6 +153,118 @@ def test_another_model_than_the_pinned_one_is_an_error(short: ScenarioFile, tmp_
     path = write_scenario(short.path.parent / "none.yaml", content("none.gguf", "ab" * 32))
     with pytest.raises(FixtureError, match=r"model\.file none\.gguf: no such file"):
         Runner(FakeLlama().open, tmp_path, Silent()).run([load_scenario(path)])
+
+
+def _no_device() -> Device:
+    raise NoDeviceError("backend cuda finds no CUDA device")
+
+
+def _unavailable(device: str) -> FakeLlama:
+    raise BaselineUnavailableError(f"llama.cpp cannot run on {device}")
+
+
+def test_a_scenario_on_a_gpu_has_both_engines_there(short: ScenarioFile, tmp_path: Path) -> None:
+    file, llama = on_gpu(short), FakeLlama(layers_offloaded="9/9")
+    records = Runner(llama.open, tmp_path, Silent(), ["cuda"], subject=run_gpu).run([file])
+    assert judge(records, [file], ["numpy", "cuda"]).findings == ()
+    assert [record.engine for record in records] == ["llama.cpp-b8763-cuda", "engine-cuda"]
+    baseline, ours = records
+    assert llama.devices == ["cuda"]
+    flags = llama.requests[0]
+    assert (flags.n_gpu_layers, flags.override_tensor, flags.split_mode) == (99, "token_embd.weight=CPU", "none")
+    assert (ours.requested["vram_budget_n_bytes"], ours.effective["vram_budget_n_bytes"]) == (1 << 30, 1 << 30)
+    assert (ours.effective["device"], ours.versions.cupy, ours.versions.nvrtc) == ("Fake GPU", "14.2.0", "13.0")
+    assert ours.timings is not None
+    assert ours.timings.prepare_time_ns == 11_000
+    assert ours.comparison is not None
+    assert ours.comparison.against == baseline.engine
+    assert baseline.timings is not None
+    assert (baseline.timings.prepare_time_ns, baseline.versions.cupy) == (None, None)
+
+
+def test_llama_cpp_that_left_layers_on_the_cpu_is_no_baseline(short: ScenarioFile, tmp_path: Path) -> None:
+    file = on_gpu(short)
+    llama = FakeLlama(layers_offloaded="8/9")
+    records = Runner(llama.open, tmp_path, Silent(), ["cuda"], subject=run_gpu).run([file])
+    findings = judge(records, [file], ["cuda"]).findings
+    assert [(finding.engine, finding.outcome) for finding in findings] == [(records[0].engine, Outcome.MISMATCH)]
+    assert "layers_offloaded: requested 9/9, effective 8/9" in findings[0].text
+
+
+def test_the_controls_bring_the_backend_they_are_compared_with(short: ScenarioFile, tmp_path: Path) -> None:
+    runner = Runner(
+        FakeLlama().open,
+        tmp_path,
+        Silent(),
+        ["cuda"],
+        subject=run_gpu,
+        controls=["rope_off_by_one", "highest_id_on_tie"],
+    )
+    records = runner.run([short])
+    assert {record.engine: record.status for record in records if record.role != "control"} == {
+        BASELINE_NAME: "ok",
+        "engine-numpy": "ok",
+        "engine-cuda": "ok",
+    }
+    assert judge(records, [short], ["cuda"], runner.controls).findings == ()
+    without = [record for record in records if record.engine != "engine-numpy"]
+    assert judge(without, [short], ["cuda"], runner.controls).outcome is Outcome.NOT_MEASURED
+
+
+def test_numpy_is_not_measured_where_nobody_needs_it(short: ScenarioFile, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def subject(request: SubjectRequest, deadline_s: float, report: ReportProgress) -> SubjectResult:
+        asked.append(request.backend)
+        assert request.vram_budget_n_bytes == (1 << 30 if request.backend == "cuda" else None)
+        return run_gpu(request, deadline_s, report)
+
+    file = on_gpu(short, name="both", backends=["numpy", "cuda"])
+    llama = FakeLlama(layers_offloaded="9/9")
+    records = Runner(llama.open, tmp_path, Silent(), ["cuda"], subject=subject).run([file])
+    assert asked == ["cuda"]
+    assert _by_engine(records)["engine-numpy"].reason == "not asked for: add --backend numpy"
+    assert judge(records, [file], ["cuda"]).outcome is Outcome.MATCH
+    Runner(llama.open, tmp_path, Silent(), ["numpy"], subject=subject).run([file])
+    assert asked == ["cuda", "numpy"]
+
+
+def test_without_a_gpu_nothing_of_the_scenario_is_run_or_made(
+    short: ScenarioFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "open_device", _no_device)
+    monkeypatch.setattr(runner_module, "ensure_model", lambda *args: pytest.fail("a model is made"))
+    file = on_gpu(short)
+    records = Runner(_unavailable, tmp_path, Silent(), ["cuda"]).run([file])
+    assert [(record.engine, record.status, record.reason, record.model) for record in records] == [
+        ("llama.cpp-b8763-cuda", "not_measured", "llama.cpp cannot run on cuda", None),
+        ("engine-cuda", "not_measured", "backend cuda finds no CUDA device", None),
+    ]
+    assert _by_engine(read_records(tmp_path)) == _by_engine(records)
+    judgement = judge(records, [file], ["cuda"])
+    assert judgement.outcome is Outcome.NOT_MEASURED
+    assert "not measured" in render(records, [file], judgement)
+
+
+def test_without_llama_cpp_the_engine_is_still_measured(
+    short: ScenarioFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "open_device", lambda: Device("Fake GPU", "sm_90", 132, 1 << 30))
+    file = on_gpu(short)
+    records = Runner(_unavailable, tmp_path, Silent(), ["cuda"], subject=run_gpu).run([file])
+    ours = _by_engine(records)["engine-cuda"]
+    checks = {check.name: check.passed for check in ours.checks}
+    assert checks["final_logits_le32_sha256"] is True
+    assert checks["generated_token_ids_equal llama.cpp"] is None
+    assert judge(records, [file], ["cuda"]).outcome is Outcome.NOT_MEASURED
+
+
+def test_a_scenario_for_none_of_the_backends_asked_for_does_not_run(short: ScenarioFile, tmp_path: Path) -> None:
+    file = on_gpu(short)
+    records = Runner(FakeLlama().open, tmp_path, Silent(), ["numpy"], subject=run_gpu).run([file])
+    assert {record.status for record in records} == {"not_measured"}
+    assert records[0].reason == "no backend of this scenario was asked for: add --backend cuda"
+    assert judge(records, [file], ["numpy"]).outcome is Outcome.NOT_MEASURED
 
 
 def test_the_report_fits_100_columns_and_names_everything(records: list[Record], short: ScenarioFile) -> None:

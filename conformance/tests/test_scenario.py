@@ -10,6 +10,7 @@ from conformance.models import PRESETS, prompt_ids
 from conformance.scenario import (
     Scenario,
     ScenarioFile,
+    all_scenarios,
     default_scenarios,
     find_scenario,
     load_scenario,
@@ -51,7 +52,7 @@ def _line_of(values: dict[str, Any], tmp_path: Path, text: str, nth: int = 1) ->
 @pytest.mark.parametrize(
     ("keys", "value", "text", "says"),
     [
-        (("colour",), "red", "colour", "colour is an unknown key, expected one of: name, asks, model"),
+        (("colour",), "red", "colour", "colour is an unknown key, expected one of: name, asks, default"),
         (("n_ctx",), "512", '"n_ctx"', 'n_ctx is "512", expected a valid integer'),
         (("n_ctx",), 300, '"n_ctx"', "n_ctx is 300, expected a multiple of 256"),
         (("n_predict",), 0, '"n_predict"', "n_predict is 0, expected greater than or equal to 1"),
@@ -70,6 +71,14 @@ def _line_of(values: dict[str, Any], tmp_path: Path, text: str, nth: int = 1) ->
         ),
         (("n_predict",), 300, None, "prompt and generated tokens need n_ctx 337, found 256"),
         (("model", "kind"), "tiny", '"model"', "expected either kind and seed, or file"),
+        (
+            ("baseline", "split_mode"),
+            "row",
+            '"split_mode"',
+            "baseline.split_mode is \"row\", expected 'none' or 'layer'",
+        ),
+        (("vram_budget_n_bytes",), 0, '"vram_budget_n_bytes"', "vram_budget_n_bytes is 0, expected greater than"),
+        (("backends",), ["cuda"], None, "the controls are wrong engines on numpy: expected it in backends"),
     ],
 )
 def test_an_error_names_line_key_and_what_was_expected(
@@ -125,9 +134,15 @@ def test_version_depends_on_content_and_not_on_layout(tmp_path: Path) -> None:
     assert load_scenario(write_scenario(tmp_path / "c.yaml", values | {"n_ctx": 512})).version != first.version
 
 
-def test_default_scenarios_have_the_shape_of_the_article() -> None:
-    files = default_scenarios()
-    assert [file.scenario.name for file in files] == ["tiny-c512", "tiny-c2048", "small-c512", "small-c2048"]
+def test_the_27b_scenarios_are_asked_for_by_name() -> None:
+    small = ["tiny-c512", "tiny-c2048", "small-c512", "small-c2048"]
+    assert _names(default_scenarios()) == small
+    assert _names(all_scenarios()) == [*small, "27b-c512", "27b-c2048"]
+    assert find_scenario("27b-c512").scenario.default is False
+
+
+def test_scenarios_have_the_shape_of_the_article() -> None:
+    files = all_scenarios()
     for file in files:
         scenario = file.scenario
         assert file.path.stem == scenario.name
@@ -136,7 +151,7 @@ def test_default_scenarios_have_the_shape_of_the_article() -> None:
         assert len(scenario.prompt_token_ids) == 70
         assert scenario.model.seed == PRESETS[str(scenario.model.kind)].seed
         assert all(len(check.because) > 20 for check in scenario.checks)
-    assert [file.scenario.n_ctx for file in files] == [512, 2048, 512, 2048]
+    assert [file.scenario.n_ctx for file in files] == [512, 2048] * 3
 
 
 def _without(scenario: Scenario, *names: str) -> dict[str, Any]:
@@ -145,9 +160,43 @@ def _without(scenario: Scenario, *names: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("name", "asks", "n_ctx", "controls")}
 
 
+def test_only_the_27b_scenarios_need_a_gpu_and_have_a_budget() -> None:
+    for file in all_scenarios():
+        scenario, flags = file.scenario, file.scenario.baseline
+        is_27b = scenario.model.kind == "27b"
+        assert flags.device == ("cuda" if is_27b else "cpu")
+        assert (flags.override_tensor, flags.split_mode) == (
+            ("token_embd.weight=CPU", "none") if is_27b else (None, "layer")
+        )
+        assert scenario.vram_budget_n_bytes == (15_802_040_320 if is_27b else None)
+        assert scenario.backends == (("cuda",) if is_27b else ("numpy", "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "controls", "wanted"),
+    [
+        (["numpy"], ["a"], ["numpy"]),
+        (["cuda"], ["a"], ["numpy", "cuda"]),
+        (["cuda"], [], ["cuda"]),
+        (["cuda", "numpy"], [], ["numpy", "cuda"]),
+        ([], ["a"], []),
+    ],
+)
+def test_the_backends_to_run_are_those_asked_for_and_the_controls_own(
+    asked: list[str], controls: list[str], wanted: list[str]
+) -> None:
+    assert find_scenario("tiny-c512").scenario.backends_to_run(asked, controls) == wanted
+
+
+def test_a_scenario_runs_on_its_own_backends_only() -> None:
+    scenario = find_scenario("27b-c512").scenario
+    assert scenario.backends_to_run(["numpy", "cuda"], ["a"]) == ["cuda"]
+    assert scenario.backends_to_run(["numpy"], ["a"]) == []
+
+
 def test_both_capacities_ask_the_same_question() -> None:
-    by_name = {file.scenario.name: file.scenario for file in default_scenarios()}
-    for kind in ("tiny", "small"):
+    by_name = {file.scenario.name: file.scenario for file in all_scenarios()}
+    for kind in ("tiny", "small", "27b"):
         small, large = (_without(by_name[f"{kind}-c{c}"], "same_hash_at_both_n_ctx") for c in (512, 2048))
         assert small == large
         assert by_name[f"{kind}-c2048"].compared_scenarios == (f"{kind}-c512",)
@@ -160,6 +209,7 @@ def _names(files: list[ScenarioFile]) -> list[str]:
 def test_a_selection_brings_the_controls_and_what_it_compares_with() -> None:
     assert _names(select_scenarios(["small-c2048"])) == ["tiny-c512", "small-c512", "small-c2048"]
     assert _names(select_scenarios(["tiny-c512"])) == ["tiny-c512"]
+    assert _names(select_scenarios(["27b-c2048"])) == ["tiny-c512", "27b-c512", "27b-c2048"]
     assert _names(select_scenarios([])) == _names(default_scenarios())
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ import pytest
 from conformance import subject
 from conformance.scenario import ScenarioFile
 from conformance.subject import SubjectRequest, explain, load_subject, measure, run_subject
+from engine.decoder import Decoder, Run
+from engine.ops import Ops
+from engine.wrap import WrappedOps
 
 
 @pytest.fixture
@@ -50,6 +55,44 @@ def test_progress_ends_at_its_total(request_: SubjectRequest) -> None:
     measure(load_subject(request_), request_, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (117, 117)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+class _Launched:
+    """A decoder that says how long each launch took."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.prepare_time_ns = [30, 10, 20]
+        self.step, self.logits = decoder.step, decoder.logits
+
+
+class _Launching(WrappedOps):
+    def decoder(self, run: Run, state: object) -> Any:
+        return _Launched(super().decoder(run, state))
+
+
+def test_the_median_time_to_launch_a_step_is_kept(request_: SubjectRequest) -> None:
+    engine = load_subject(request_)
+    plain = measure(engine, request_, lambda done, total: None)
+    assert (plain.prepare_time_ns, plain.versions) == (None, {})
+    assert plain.effective["n_threads"] == 1
+    launching = replace(engine, ops=cast(Ops, _Launching(engine.ops)))
+    found = measure(launching, request_, lambda done, total: None)
+    assert found.prepare_time_ns == 20
+    assert found.token_ids == plain.token_ids
+
+
+def test_the_budget_reaches_the_engine(request_: SubjectRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(subject, "load_engine", lambda model, **options: given.update(options))
+    load_subject(replace(request_, backend="cuda", vram_budget_n_bytes=123))
+    assert (given["backend"], given["vram_budget"]) == ("cuda", 123)
+
+
+def test_the_versions_of_cuda_libraries_are_those_loaded() -> None:
+    cupy = pytest.importorskip("cupy")
+    versions = subject._versions("cuda")
+    assert versions["cupy"] == cupy.__version__
+    assert re.fullmatch(r"\d+\.\d+", versions["nvrtc"])
 
 
 def test_an_engine_that_refuses_is_failed(request_: SubjectRequest) -> None:

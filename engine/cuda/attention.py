@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
+from engine.errors import RequestError
 from engine.numerics import KV_SPLIT, SUB_BLOCK
 from engine.ops import KVCache
 
@@ -215,5 +216,5 @@ def _combine_expression(config: AttentionSizes) -> str:
 
 def _head_dim(config: AttentionSizes) -> int:
     if config.head_dim not in HEAD_SIZES:
-        raise ValueError(f"attention is written for attention.key_length {HEAD_SIZES}, not {config.head_dim}")
+        raise RequestError(f"attention is written for attention.key_length {HEAD_SIZES}, not {config.head_dim}")
     return config.head_dim

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
+from engine.errors import RequestError
 
 if TYPE_CHECKING:
     import cupy
@@ -143,5 +144,5 @@ def bytes_moved(config: GatedDeltaSizes, n_tokens: int) -> int:
 
 def _expression(config: GatedDeltaSizes) -> str:
     if config.ssm_d_state not in HEAD_SIZES:
-        raise ValueError(f"gated_delta is written for ssm.state_size {HEAD_SIZES}, not {config.ssm_d_state}")
+        raise RequestError(f"gated_delta is written for ssm.state_size {HEAD_SIZES}, not {config.ssm_d_state}")
     return f"gated_delta<{config.ssm_d_state}, {config.ssm_d_conv}, {config.n_k_heads}, {config.n_v_heads}>"

@@ -20,8 +20,19 @@ __device__ __forceinline__ bool finishes_group(u32* done) {
     return is_last;
 }
 
+// Blocks that an SM shall hold while the rows of both matrices are in flight: measured on an H200, Q4_K pairs are 8 %
+// faster with 5 than with 4, IQ4_XS and Q5_K + Q6_K pairs 12 % with 4 than unbounded.
+template <class FG, class FU>
+struct pair_blocks_per_sm {
+    static constexpr int value = 4;
+};
+template <>
+struct pair_blocks_per_sm<Q4_K, Q4_K> {
+    static constexpr int value = 5;
+};
+
 template <class FG, class FU, int N_IN, int N_TOKENS>
-__global__ void __launch_bounds__(WARP* GATE_UP_WARPS, 1)  // the 1: else the assembler aims at more blocks and spills
+__global__ void __launch_bounds__(WARP* GATE_UP_WARPS, N_TOKENS == 1 ? pair_blocks_per_sm<FG, FU>::value : 1)
     gate_up_silu(const u8* gate, const u8* up, int n_ff, const float* x, const i8* q, const GroupScale* scales,
                  int n_tokens, float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -8,7 +8,7 @@ constexpr int GEMV_WARPS = 4;
 constexpr int STORE = 0, ADD_RESIDUAL = 1, LOGITS = 2;
 
 template <class F, int N_IN, int N_TOKENS, int MODE>
-__global__ void __launch_bounds__(WARP* GEMV_WARPS, N_TOKENS == 1 ? 0 : 4)  // 4: up to 128 registers; else it spills
+__global__ void __launch_bounds__(WARP* GEMV_WARPS, blocks_per_sm(N_IN, N_TOKENS))
     gemv(const u8* w, int n_out, const float* x, const i8* q, const GroupScale* scales, int n_tokens,
          const float* residual, float* y, u32 op, u32* fault) {
     const i64 row = i64(blockIdx.x) * GEMV_WARPS + threadIdx.x / WARP;
