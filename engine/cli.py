@@ -29,7 +29,7 @@ from engine.generate import BACKENDS, Engine, Generation, TextStream, load_engin
 from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
 from engine.gguf.trunk import write_trunk
-from engine.inspect import inspect_report
+from engine.inspect import inspect_report, render_plan
 from engine.model.config import ModelConfig
 from engine.model.weights import loaded_n_bytes
 
@@ -99,16 +99,7 @@ def generate(
         raise RequestError("give the prompt either as text with -p or as ids with --prompt-ids")
     tokenizer = _tokenizer(file, needed=prompt is not None)
     ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else _parse_ids(prompt_ids or "")
-    with _bar("loading", loaded_n_bytes(file, ModelConfig.from_model(file))) as advance:
-        engine = load_engine(
-            file,
-            n_ctx=n_ctx,
-            backend=backend,
-            n_threads=threads,
-            vram_budget=vram_budget,
-            scheduling=scheduling,
-            progress=advance,
-        )
+    engine = _load(file, n_ctx, backend, vram_budget, scheduling, threads)
     end_ids = frozenset() if ignore_eos or tokenizer is None else tokenizer.end_ids
     printer = _Printer(tokenizer, quiet=as_json)
     result = engine.run(ids, n_predict, end_ids=end_ids, on_token=printer.token)
@@ -169,7 +160,7 @@ def decode_bench(
     as_json: Json = False,
 ) -> None:
     """Time greedy decoding: decode-bench MODEL 128 512 4."""
-    engine = _bench_engine(model, n_ctx, backend, vram_budget, scheduling)
+    engine = _load(open_model(model), n_ctx, backend, vram_budget, scheduling)
     ids = _bench_prompt(engine, prompt_ids)
     prefill = bench_prefill(engine, ids, pack, 1)
     runs = bench_decode(engine, ids, n_steps, repetitions)
@@ -189,16 +180,25 @@ def prompt_bench(
     as_json: Json = False,
 ) -> None:
     """Time token-major against layer-major prefill and compare their logits bit for bit."""
-    engine = _bench_engine(model, n_ctx, backend, vram_budget, scheduling)
+    engine = _load(open_model(model), n_ctx, backend, vram_budget, scheduling)
     prefill = bench_prefill(engine, _bench_prompt(engine, prompt_ids), pack, repetitions)
     print(json.dumps(_prefill_dict(prefill)) if as_json else _prefill_text(prefill))
 
 
-def _bench_engine(model: Path, n_ctx: int, backend: str, vram_budget: int | None, scheduling: str) -> Engine:
-    file = open_model(model)
+def _load(
+    file: ModelFile, n_ctx: int, backend: str, vram_budget: int | None, scheduling: str, threads: int | None = None
+) -> Engine:
+    """Load with progress on stderr, after the memory plan of a device backend."""
     with _bar("loading", loaded_n_bytes(file, ModelConfig.from_model(file))) as advance:
         return load_engine(
-            file, n_ctx=n_ctx, backend=backend, vram_budget=vram_budget, scheduling=scheduling, progress=advance
+            file,
+            n_ctx=n_ctx,
+            backend=backend,
+            n_threads=threads,
+            vram_budget=vram_budget,
+            scheduling=scheduling,
+            on_plan=lambda plan: print(render_plan(plan), file=sys.stderr),
+            progress=advance,
         )
 
 

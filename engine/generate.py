@@ -24,7 +24,7 @@ from engine.model.forward import forward
 from engine.model.state import DecodeState, new_state
 from engine.model.weights import LoadProgress, Weights, load_weights
 from engine.ops import Ops
-from engine.placement import N_CHUNK, N_PACK, plan_memory
+from engine.placement import N_CHUNK, N_PACK, MemoryPlan, plan_memory
 from engine.reference.ops import NumpyOps
 
 PrefillMode = Literal["layer_major", "token_major"]
@@ -185,6 +185,7 @@ def _quiet_single_blas() -> Iterator[None]:
 
 
 OpsWrapper = Callable[[Ops], Ops]
+OnPlan = Callable[[MemoryPlan], None]
 
 
 def load_engine(
@@ -196,14 +197,15 @@ def load_engine(
     vram_budget: int | None = None,
     scheduling: str = "spin",
     wrap_ops: OpsWrapper | None = None,
+    on_plan: OnPlan | None = None,
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Open `model` (a path or an open file) on `backend` with room for `n_ctx` positions.
 
     n_threads (numpy) defaults to the physical cores; results do not depend on it. vram_budget (cuda) is a hard
-    limit in bytes on device memory; scheduling (cuda) is how the host waits, "spin" or "auto". `wrap_ops` may
-    put a wrapper around the backend's ops. Raises ModelFileError, RequestError, PlacementError, or NoDeviceError
-    where the backend cannot run.
+    limit in bytes on device memory; scheduling (cuda) is how the host waits, "spin" or "auto"; on_plan (cuda) gets
+    the memory plan before anything is copied. wrap_ops may put a wrapper around the backend's ops. Raises
+    ModelFileError, RequestError, PlacementError, or NoDeviceError where the backend cannot run.
     """
     if n_ctx < 1:
         raise RequestError(f"-c is {n_ctx}, expected at least 1")
@@ -215,19 +217,32 @@ def load_engine(
     if backend == "numpy":
         ops: Ops = NumpyOps(config, n_threads or psutil.cpu_count(logical=False) or 1)
     else:
-        ops = _open_cuda(file, config, n_ctx, vram_budget, scheduling)
+        ops = _open_cuda(file, config, n_ctx, vram_budget, scheduling, on_plan)
     if wrap_ops:
         ops = wrap_ops(ops)
     weights = load_weights(file, config, ops, progress or (lambda n_bytes: None))
     return Engine(file, config, ops, weights, n_ctx, time.perf_counter_ns() - start)
 
 
-def _open_cuda(model: ModelFile, config: ModelConfig, n_ctx: int, vram_budget: int | None, scheduling: str) -> Ops:
-    """Open the device, check the memory plan, compile the kernels; CuPy is imported here and not before."""
+def _open_cuda(
+    model: ModelFile,
+    config: ModelConfig,
+    n_ctx: int,
+    vram_budget: int | None,
+    scheduling: str,
+    on_plan: OnPlan | None,
+) -> Ops:
+    """Open the device, check the memory plan, compile the kernels; CuPy is imported here and not before.
+
+    Without a budget the plan must fit into what the device has free.
+    """
     from engine.cuda.device import open_device
 
     device = open_device(scheduling)
-    plan_memory(config, model.tensors.values(), n_ctx, vram_budget).require_fit()
+    plan = plan_memory(config, model.tensors.values(), n_ctx, vram_budget or device.free_n_bytes)
+    if on_plan:
+        on_plan(plan)
+    plan.require_fit()
     from engine.cuda.ops import CudaOps
 
     return CudaOps(model, config, device, n_ctx, vram_budget)

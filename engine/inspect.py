@@ -13,7 +13,7 @@ from engine.gguf.reader import open_model
 from engine.model.config import ModelConfig, check_tensors
 from engine.placement import MemoryPlan, plan_memory
 
-__all__ = ["InspectReport", "inspect_report"]
+__all__ = ["InspectReport", "inspect_report", "render_plan"]
 
 _MIB = 1 << 20
 _READ_BY = {
@@ -53,9 +53,9 @@ class InspectReport:
             "Regions": _table(self._region_rows(), ("region", "tensors", "bytes", "MiB", "types", "read by")),
             "Types": _table(_total_rows(self.inventory.by_type), ("type", "tensors", "bytes", "MiB")),
             "Kinds": _table(_kind_rows(self.inventory), ("tensor", "types")),
-            f"Memory plan at -c {self.plan.n_ctx}": _table(_plan_rows(self.plan), ("what", "bytes", "MiB")),
         }
-        return "\n\n".join(f"{title}\n{table}" for title, table in sections.items())
+        parts = [f"{title}\n{table}" for title, table in sections.items()]
+        return "\n\n".join([*parts, render_plan(self.plan)])
 
     def _region_rows(self) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []
@@ -67,6 +67,11 @@ class InspectReport:
         resident = "on the device, each tensor padded to 256 bytes"
         rows.append(("resident", "", *_size(self.inventory.resident_n_bytes), "", resident))
         return rows
+
+
+def render_plan(plan: MemoryPlan) -> str:
+    """Return a memory plan as a text table; sizes in bytes and MiB."""
+    return f"Memory plan at -c {plan.n_ctx}\n" + _table(_plan_rows(plan), ("what", "bytes", "MiB"))
 
 
 def inspect_report(path: str | Path, n_ctx: int, vram_budget_n_bytes: int | None = None) -> InspectReport:

@@ -13,12 +13,13 @@ SCHEDULING = ("spin", "auto")
 
 @dataclass(frozen=True)
 class Device:
-    """One device: name, architecture such as "sm_90", streaming multiprocessors, total memory."""
+    """One device: name, architecture such as "sm_90", multiprocessors, memory in all and free at the start."""
 
     name: str
     arch: str
     n_sm: int
     memory_n_bytes: int
+    free_n_bytes: int
 
 
 def open_device(scheduling: str = "spin") -> Device:
@@ -54,6 +55,7 @@ def open_device(scheduling: str = "spin") -> Device:
         arch=f"sm_{properties['major']}{properties['minor']}",
         n_sm=int(properties["multiProcessorCount"]),
         memory_n_bytes=int(properties["totalGlobalMem"]),
+        free_n_bytes=int(runtime.memGetInfo()[0]),
     )
 
 
