@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import nox
@@ -10,7 +12,9 @@ nox.options.sessions = ["conformance"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.needs_version = ">=2024.4"
 
-PACKAGES = ("engine", "baselines", "conformance")
+CUDA_EXTRA = os.environ.get("CUDA_EXTRA", "cuda13")
+"""The extra that brings CuPy and NVRTC: cuda13, or cuda12 for older drivers."""
+OUTCOMES = {1: "a mismatch", 2: "something was not measured", 3: "this environment cannot run it"}
 
 
 def install(session: nox.Session, *extras: str) -> None:
@@ -18,11 +22,21 @@ def install(session: nox.Session, *extras: str) -> None:
     session.install("-e", f".[{','.join(extras)}]" if extras else ".")
 
 
+def judge(session: nox.Session, *arguments: str) -> None:
+    """Run `python -m conformance` and end with its own exit code, 0 to 3; session.run would make each failure a 1."""
+    path = os.pathsep.join((session.bin, os.environ.get("PATH", "")))
+    command = [Path(session.bin, "python"), "-m", "conformance", *arguments, *session.posargs]
+    code = subprocess.run(command, env={**os.environ, "PATH": path}, check=False).returncode
+    if code:
+        session.warn(f"exit code {code}: {OUTCOMES.get(code, 'stopped by a signal')}")
+        raise SystemExit(code)
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Build llama.cpp, make the fixture models, run both engines, compare token ids and logits."""
     install(session, "build")
-    session.run("python", "-m", "conformance", "run", *session.posargs)
+    judge(session, "run")
 
 
 @nox.session
@@ -53,13 +67,13 @@ def baseline(session: nox.Session) -> None:
 def gate(session: nox.Session) -> None:
     """Judge the records of the last run: 0 match, 1 mismatch, 2 not measured, 3 cannot be judged."""
     install(session)
-    session.run("python", "-m", "conformance", "gate", *session.posargs)
+    judge(session, "gate")
 
 
 @nox.session
 def kernels(session: nox.Session) -> None:
-    """Compile every kernel for every architecture, no GPU needed; fail on a spill. CUDA_EXTRA as for gpu."""
-    install(session, "dev", session.env.get("CUDA_EXTRA") or "cuda13")
+    """Compile every kernel for every architecture, no GPU needed; fail on a spill. CUDA_EXTRA=cuda12 for CUDA 12."""
+    install(session, "dev", CUDA_EXTRA)
     models = [Path(session.create_tmp(), f"{kind}.gguf") for kind in ("tiny", "small", "27b")]
     for model in models:
         session.run("python", "-m", "conformance", "make-model", model.stem, model, "--sparse")
@@ -69,6 +83,6 @@ def kernels(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run the tests that need a CUDA device; EXTRA is cuda13 unless CUDA_EXTRA names another."""
-    install(session, "build", "dev", session.env.get("CUDA_EXTRA") or "cuda13")
+    """Run the tests that need a CUDA device. CUDA_EXTRA=cuda12 for CUDA 12."""
+    install(session, "build", "dev", CUDA_EXTRA)
     session.run("pytest", "-m", "gpu", *session.posargs)
