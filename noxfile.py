@@ -14,7 +14,7 @@ nox.needs_version = ">=2024.4"
 
 CUDA_EXTRA = os.environ.get("CUDA_EXTRA", "cuda13")
 """The extra that brings CuPy and NVRTC: cuda13, or cuda12 for older drivers."""
-OUTCOMES = {1: "a mismatch", 2: "something was not measured", 3: "this environment cannot run it"}
+OUTCOMES = {1: "a mismatch", 2: "something was not measured", 3: "it cannot be run or judged, the line above says why"}
 
 
 def install(session: nox.Session, *extras: str) -> None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from conformance.scenario import Data
 
 _INTERVAL_S = 0.5
+_LEAST_SAMPLES = 10
 _DEADLINE_S = 30.0
 _MIB = 1 << 20
 
@@ -41,12 +42,18 @@ class DeviceMemoryMeter:
     def __init__(self, active: bool = True) -> None:
         self._before: dict[str, int] = _used_n_bytes() if active else {}
         self._peak = dict(self._before)
+        self._n_samples = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     @property
     def peak_n_bytes(self) -> int | None:
-        """The most that was in use beyond what was at the start, on the GPU where that grew most; None unmeasured."""
+        """The most that was in use beyond what was at the start, on the GPU where that grew most.
+
+        None without a GPU, and for a run too short to have been sampled _LEAST_SAMPLES times: its peak was missed.
+        """
+        if self._n_samples < _LEAST_SAMPLES:
+            return None
         return max((self._peak[gpu] - n_bytes for gpu, n_bytes in self._before.items()), default=None)
 
     def __enter__(self) -> DeviceMemoryMeter:
@@ -63,6 +70,7 @@ class DeviceMemoryMeter:
 
     def _sample(self) -> None:
         while not self._stop.wait(_INTERVAL_S):
+            self._n_samples += 1
             for gpu, n_bytes in _used_n_bytes().items():
                 self._peak[gpu] = max(n_bytes, self._peak.get(gpu, 0))
 

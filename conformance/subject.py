@@ -196,7 +196,7 @@ def load_subject(request: SubjectRequest) -> Engine:
             vram_budget=request.vram_budget_n_bytes,
         )
     control = next(control for control in CONTROLS if control.name == request.control)
-    return control.load(request.model, request.n_ctx)
+    return control.load(request.model, request.n_ctx, request.n_threads)
 
 
 def _measurement(

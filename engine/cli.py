@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from rich.progress import (
 
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
 from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError
-from engine.generate import BACKENDS, Engine, Generation, TextStream, load_engine
+from engine.generate import BACKENDS, Engine, Generation, TextStream, check_request, load_engine
 from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
 from engine.gguf.trunk import write_trunk
@@ -37,9 +38,11 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # markup would swallow the defaults in brackets
     help="Run Qwen3.5-class hybrid GGUF models with results that are the same bits everywhere.",
 )
 
+_BUDGET_HELP = "Hard limit in bytes on weights and buffers (cuda); the CUDA context comes on top."
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 ContextSize = Annotated[int, typer.Option("-c", "--ctx-size", help="Positions in the context.")]
@@ -47,8 +50,13 @@ ContextSize = Annotated[int, typer.Option("-c", "--ctx-size", help="Positions in
 
 def main() -> None:
     """Run the command line; an expected failure prints one line and exits with 1, a missing device with 3."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:
         app()
+    except MemoryError as error:
+        print(f"error: out of memory: {error}; try a smaller -c", file=sys.stderr)
+        sys.exit(1)
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(3 if isinstance(error, NoDeviceError) else 1)
@@ -58,7 +66,9 @@ def main() -> None:
 def inspect(
     model: ModelArgument,
     n_ctx: ContextSize = 512,
-    vram_budget: Annotated[int | None, typer.Option(help="Bytes of device memory that the plan may use.")] = None,
+    vram_budget: Annotated[
+        int | None, typer.Option(min=1, help="Bytes of device memory that the plan may use.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show hyperparameters, where the bytes of a file are, and what a context of -c positions needs."""
@@ -87,8 +97,8 @@ def generate(
     n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens to generate")] = 129,
     n_ctx: ContextSize = 512,
     backend: Annotated[str, typer.Option(help=f"One of: {', '.join(BACKENDS)}")] = "numpy",
-    threads: Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads [default: cores]")] = None,
-    vram_budget: Annotated[int | None, typer.Option(help="Hard limit on device memory, bytes (cuda).")] = None,
+    threads: Annotated[int | None, typer.Option("-t", "--threads", min=1, help="CPU threads [default: cores]")] = None,
+    vram_budget: Annotated[int | None, typer.Option(help=_BUDGET_HELP)] = None,
     scheduling: Annotated[str, typer.Option(help="How the host waits: spin or auto (cuda).")] = "spin",
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at an end token.")] = False,
     as_json: Json = False,
@@ -99,6 +109,7 @@ def generate(
         raise RequestError("give the prompt either as text with -p or as ids with --prompt-ids")
     tokenizer = _tokenizer(file, needed=prompt is not None)
     ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else _parse_ids(prompt_ids or "")
+    check_request(ModelConfig.from_model(file), n_ctx, ids, n_predict)
     engine = _load(file, n_ctx, backend, vram_budget, scheduling, threads)
     end_ids = frozenset() if ignore_eos or tokenizer is None else tokenizer.end_ids
     printer = _Printer(tokenizer, quiet=as_json)
@@ -141,7 +152,7 @@ def kernels(
 BenchModel = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file")]
 PromptIds = Annotated[str | None, typer.Option(help="Prompt as token ids [default: 70 ids over the vocabulary]")]
 Backend = Annotated[str, typer.Option(help=f"One of: {', '.join(BACKENDS)}")]
-Budget = Annotated[int | None, typer.Option(help="Hard limit on device memory, bytes (cuda).")]
+Budget = Annotated[int | None, typer.Option(help=_BUDGET_HELP)]
 Scheduling = Annotated[str, typer.Option(help="How the host waits for the device: spin or auto (cuda).")]
 Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Timed runs.")]
 
@@ -149,9 +160,9 @@ Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Ti
 @app.command("decode-bench")
 def decode_bench(
     model: BenchModel,
-    n_steps: Annotated[int, typer.Argument(metavar="[STEPS]", help="Decode steps")] = 128,
-    n_ctx: Annotated[int, typer.Argument(metavar="[CTX]", help="Positions in the context")] = 512,
-    pack: Annotated[int, typer.Argument(metavar="[PACK]", help="Tokens per pack of the prefill")] = 4,
+    n_steps: Annotated[int, typer.Argument(metavar="STEPS", min=1, help="Decode steps")] = 128,
+    n_ctx: Annotated[int, typer.Argument(metavar="CTX", min=1, help="Positions in the context")] = 512,
+    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of the prefill")] = 4,
     prompt_ids: PromptIds = None,
     backend: Backend = "cuda",
     vram_budget: Budget = None,
@@ -160,8 +171,7 @@ def decode_bench(
     as_json: Json = False,
 ) -> None:
     """Time greedy decoding: decode-bench MODEL 128 512 4."""
-    engine = _load(open_model(model), n_ctx, backend, vram_budget, scheduling)
-    ids = _bench_prompt(engine, prompt_ids)
+    engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, n_steps + 1)
     prefill = bench_prefill(engine, ids, pack, 1)
     runs = bench_decode(engine, ids, n_steps, repetitions)
     print(json.dumps(_decode_dict(engine, prefill, runs)) if as_json else _decode_text(engine, prefill, runs))
@@ -170,8 +180,8 @@ def decode_bench(
 @app.command("prompt-bench")
 def prompt_bench(
     model: BenchModel,
-    n_ctx: Annotated[int, typer.Argument(metavar="[CTX]", help="Positions in the context")] = 512,
-    pack: Annotated[int, typer.Argument(metavar="[PACK]", help="Tokens per pack of the layer-major prefill")] = 4,
+    n_ctx: Annotated[int, typer.Argument(metavar="CTX", min=1, help="Positions in the context")] = 512,
+    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of the layer-major prefill")] = 4,
     prompt_ids: PromptIds = None,
     backend: Backend = "cuda",
     vram_budget: Budget = None,
@@ -180,8 +190,8 @@ def prompt_bench(
     as_json: Json = False,
 ) -> None:
     """Time token-major against layer-major prefill and compare their logits bit for bit."""
-    engine = _load(open_model(model), n_ctx, backend, vram_budget, scheduling)
-    prefill = bench_prefill(engine, _bench_prompt(engine, prompt_ids), pack, repetitions)
+    engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, 1)
+    prefill = bench_prefill(engine, ids, pack, repetitions)
     print(json.dumps(_prefill_dict(prefill)) if as_json else _prefill_text(prefill))
 
 
@@ -202,8 +212,21 @@ def _load(
         )
 
 
-def _bench_prompt(engine: Engine, prompt_ids: str | None) -> list[int]:
-    return default_prompt_ids(engine.config.n_vocab) if prompt_ids is None else _parse_ids(prompt_ids)
+def _bench_engine(
+    model: Path,
+    n_ctx: int,
+    backend: str,
+    vram_budget: int | None,
+    scheduling: str,
+    prompt_ids: str | None,
+    n_predict: int,
+) -> tuple[Engine, list[int]]:
+    """Return the engine and the prompt, checked before the model is loaded."""
+    file = open_model(model)
+    config = ModelConfig.from_model(file)
+    ids = default_prompt_ids(config.n_vocab) if prompt_ids is None else _parse_ids(prompt_ids)
+    check_request(config, n_ctx, ids, n_predict)
+    return _load(file, n_ctx, backend, vram_budget, scheduling), ids
 
 
 def _prefill_dict(prefill: PrefillComparison) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from engine.reference.ops import NumpyOps
 
 PrefillMode = Literal["layer_major", "token_major"]
 BACKENDS = ("numpy", "cuda")
+SCHEDULING = ("spin", "auto")
 
 
 def token_ids_le64_sha256(ids: Sequence[int]) -> str:
@@ -90,8 +91,7 @@ class Engine:
 
         `pack` is the number of tokens that share one read of a matrix in layer-major mode; it changes no bit.
         """
-        self._check_ids(prompt_ids)
-        self._check_room(len(prompt_ids), 0)
+        check_request(self.config, self.n_ctx, prompt_ids, 1)
         state = new_state(self.config, self.ops, self.n_ctx)
         chunk = N_CHUNK if mode == "layer_major" else 1
         with _quiet_single_blas():
@@ -124,7 +124,9 @@ class Engine:
         ids chosen; the chosen ones are still those returned. Raises RequestError before any work when the
         prompt is empty, an id is out of range, or the context is too small.
         """
-        self._check_request(prompt_ids, n_predict, force_ids)
+        check_request(self.config, self.n_ctx, prompt_ids, n_predict)
+        if force_ids is not None:
+            _check_forced(self.config, force_ids, n_predict)
         start = time.perf_counter_ns()
         state, final_logits = self.prefill(prompt_ids, prefill)
         prefill_time_ns = time.perf_counter_ns() - start
@@ -148,33 +150,32 @@ class Engine:
         stacked = np.stack(kept) if keep_logits else None
         return Generation(list(prompt_ids), ids, final_logits, prefill_time_ns, step_time_ns, stacked)
 
-    def _check_request(self, prompt_ids: Sequence[int], n_predict: int, force_ids: Sequence[int] | None) -> None:
-        if n_predict < 1:
-            raise RequestError(f"-n is {n_predict}, expected at least 1")
-        self._check_ids(prompt_ids)
-        self._check_room(len(prompt_ids), n_predict - 1)
-        if force_ids is not None:
-            self._check_range(force_ids)
-            if len(force_ids) < n_predict - 1:
-                raise RequestError(f"{len(force_ids)} forced ids for {n_predict} tokens, expected {n_predict - 1}")
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if not ids:
-            raise RequestError("the prompt has no tokens, expected at least 1")
-        self._check_range(ids)
+def check_request(config: ModelConfig, n_ctx: int, prompt_ids: Sequence[int], n_predict: int) -> None:
+    """Raise RequestError if a prompt and n_predict tokens cannot be served in n_ctx positions; needs no weights."""
+    if n_predict < 1:
+        raise RequestError(f"-n is {n_predict}, expected at least 1")
+    if not prompt_ids:
+        raise RequestError("the prompt has no tokens, expected at least 1")
+    _check_range(config, prompt_ids)
+    n_needed = len(prompt_ids) + n_predict - 1
+    if n_needed > n_ctx:
+        raise RequestError(
+            f"{len(prompt_ids)} prompt tokens and {n_predict - 1} decode steps need -c {n_needed}, "
+            f"the context has {n_ctx}"
+        )
 
-    def _check_range(self, ids: Sequence[int]) -> None:
-        n_vocab = self.config.n_vocab
-        for position, token in enumerate(ids):
-            if not 0 <= token < n_vocab:
-                raise RequestError(f"token id {token} at position {position} is not in 0..{n_vocab - 1}")
 
-    def _check_room(self, n_prompt: int, n_decode: int) -> None:
-        if n_prompt + n_decode > self.n_ctx:
-            raise RequestError(
-                f"{n_prompt} prompt tokens and {n_decode} decode steps need -c {n_prompt + n_decode}, "
-                f"the context has {self.n_ctx}"
-            )
+def _check_forced(config: ModelConfig, force_ids: Sequence[int], n_predict: int) -> None:
+    _check_range(config, force_ids)
+    if len(force_ids) < n_predict - 1:
+        raise RequestError(f"{len(force_ids)} forced ids for {n_predict} tokens, expected {n_predict - 1}")
+
+
+def _check_range(config: ModelConfig, ids: Sequence[int]) -> None:
+    for position, token in enumerate(ids):
+        if not 0 <= token < config.n_vocab:
+            raise RequestError(f"token id {token} at position {position} is not in 0..{config.n_vocab - 1}")
 
 
 @contextmanager
@@ -211,6 +212,10 @@ def load_engine(
         raise RequestError(f"-c is {n_ctx}, expected at least 1")
     if backend not in BACKENDS:
         raise RequestError(f"--backend is {backend!r}, expected one of: {', '.join(BACKENDS)}")
+    if scheduling not in SCHEDULING:
+        raise RequestError(f"--scheduling is {scheduling!r}, expected one of: {', '.join(SCHEDULING)}")
+    if vram_budget is not None and (vram_budget < 1 or backend == "numpy"):
+        raise RequestError(f"--vram-budget is {vram_budget}, expected at least 1 byte, and a backend with a device")
     start = time.perf_counter_ns()
     file = model if isinstance(model, ModelFile) else open_model(model)
     config = ModelConfig.from_model(file)
@@ -239,7 +244,9 @@ def _open_cuda(
     from engine.cuda.device import open_device
 
     device = open_device(scheduling)
-    plan = plan_memory(config, model.tensors.values(), n_ctx, vram_budget or device.free_n_bytes)
+    plan = plan_memory(
+        config, model.tensors.values(), n_ctx, device.free_n_bytes if vram_budget is None else vram_budget
+    )
     if on_plan:
         on_plan(plan)
     plan.require_fit()

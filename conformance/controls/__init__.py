@@ -31,9 +31,9 @@ class Control:
     what: str
     wrap: Callable[[Ops], object]
 
-    def load(self, model: Path, n_ctx: int) -> Engine:
+    def load(self, model: Path, n_ctx: int, n_threads: int | None = None) -> Engine:
         """Load `model` on the NumPy backend with the fault in it."""
-        return load_engine(model, n_ctx=n_ctx, wrap_ops=lambda ops: cast(Ops, self.wrap(ops)))
+        return load_engine(model, n_ctx=n_ctx, n_threads=n_threads, wrap_ops=lambda ops: cast(Ops, self.wrap(ops)))
 
 
 CONTROLS: tuple[Control, ...] = (

@@ -122,7 +122,7 @@ def run_harmless(request: SubjectRequest, deadline_s: float, report: ReportProgr
 
 def run_gpu(request: SubjectRequest, deadline_s: float, report: ReportProgress) -> SubjectResult:
     """Stand in for a GPU with the NumPy backend, and describe one."""
-    result = run_here(replace(request, backend="numpy"), deadline_s, report)
+    result = run_here(replace(request, backend="numpy", vram_budget_n_bytes=None), deadline_s, report)
     if request.backend == "numpy" or result.measurement is None:
         return result
     described = {"device": "Fake GPU", "arch": "sm_90", "vram_budget_n_bytes": request.vram_budget_n_bytes}

@@ -49,8 +49,15 @@ def test_the_growth_of_the_gpu_that_grew_most_is_the_peak(tmp_path: Path, monkey
     with DeviceMemoryMeter() as meter:
         for text in ("0, 510\n1, 16109\n", "0, 505\n1, 30\n"):
             used.write_text(text)
-            _wait_for_lines(sampled, 2 + len(sampled.read_text().splitlines()))
+            _wait_for_lines(sampled, 6 + len(sampled.read_text().splitlines()))
     assert meter.peak_n_bytes == (16109 - 30) * MIB
+
+
+def test_the_peak_of_a_run_too_short_to_sample_is_none(tmp_path: Path) -> None:
+    write_nvidia_smi(tmp_path, "echo '0, 500'")
+    with DeviceMemoryMeter() as meter:
+        pass
+    assert meter.peak_n_bytes is None
 
 
 def test_a_meter_that_is_not_active_asks_nobody(tmp_path: Path) -> None:

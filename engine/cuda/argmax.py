@@ -48,8 +48,3 @@ def argmax(
         (logits, np.int32(n_vocab), np.int32(n_tokens), control, scratch, next_token, chosen, op, fault),
     )
     return next_token
-
-
-def bytes_moved(n_vocab: int) -> int:
-    """Return the bytes read."""
-    return 4 * n_vocab

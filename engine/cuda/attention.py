@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
 from engine.errors import RequestError
-from engine.numerics import KV_SPLIT, SUB_BLOCK
+from engine.numerics import KV_SPLIT
 from engine.ops import KVCache
 
 if TYPE_CHECKING:
@@ -186,20 +186,6 @@ def _combine(
         (config.head_dim,),
         (qg, *results, control, np.int32(first), n_split, out.x, out.q, out.scales, op, fault),
     )
-
-
-def append_bytes_moved(config: AttentionSizes, n_tokens: int) -> int:
-    """Return the bytes that qk_norm_rope_append reads and writes."""
-    norms = 8 * config.head_dim
-    return norms + n_tokens * (config.head_dim * (8 * config.n_head + 12 * config.n_head_kv) + 4 * config.n_rot)
-
-
-def bytes_moved(config: AttentionSizes, position: int) -> int:
-    """Return the bytes that attention reads and writes for the token at `position`, scratch included."""
-    n_embd_q, n_embd_kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
-    cache = 4 * (position + 1) * n_embd_kv
-    scratch = 8 * n_splits(position + 1) * (n_embd_q + 2 * config.n_head)
-    return cache + scratch + 4 * n_embd_q + 9 * n_embd_q + 8 * (n_embd_q // SUB_BLOCK)
 
 
 def _append_expression(config: AttentionSizes) -> str:

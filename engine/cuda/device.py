@@ -6,19 +6,15 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import NoDeviceError, RequestError
-
-SCHEDULING = ("spin", "auto")
+from engine.errors import NoDeviceError
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device: name, architecture such as "sm_90", multiprocessors, memory in all and free at the start."""
+    """One device: name, architecture such as "sm_90", and the memory free at the start."""
 
     name: str
     arch: str
-    n_sm: int
-    memory_n_bytes: int
     free_n_bytes: int
 
 
@@ -29,8 +25,6 @@ def open_device(scheduling: str = "spin") -> Device:
     step under WSL2, according to the report that this engine follows); "auto" lets the driver choose. The flag
     must be set before anything else makes the context.
     """
-    if scheduling not in SCHEDULING:
-        raise RequestError(f"--scheduling is {scheduling!r}, expected one of: {', '.join(SCHEDULING)}")
     # Kernels loaded lazily would load inside a graph capture, where that is not allowed.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     try:
@@ -53,8 +47,6 @@ def open_device(scheduling: str = "spin") -> Device:
     return Device(
         name=properties["name"].decode(),
         arch=f"sm_{properties['major']}{properties['minor']}",
-        n_sm=int(properties["multiProcessorCount"]),
-        memory_n_bytes=int(properties["totalGlobalMem"]),
         free_n_bytes=int(runtime.memGetInfo()[0]),
     )
 

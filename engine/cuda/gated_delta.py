@@ -133,15 +133,6 @@ def gated_delta(
     return out
 
 
-def bytes_moved(config: GatedDeltaSizes, n_tokens: int) -> int:
-    """Return the bytes that must be read and written: the state both ways, weights, inputs and outputs."""
-    d_conv, channels, value_dim = config.ssm_d_conv, config.conv_channels, config.value_dim
-    state = 8 * (value_dim * config.ssm_d_state + (d_conv - 1) * channels)
-    weights = 4 * (d_conv * channels + 2 * config.n_v_heads + config.ssm_d_state)
-    per_token = 4 * (channels + value_dim + 2 * config.n_v_heads) + 5 * value_dim + value_dim // 4
-    return state + weights + n_tokens * per_token
-
-
 def _expression(config: GatedDeltaSizes) -> str:
     if config.ssm_d_state not in HEAD_SIZES:
         raise RequestError(f"gated_delta is written for ssm.state_size {HEAD_SIZES}, not {config.ssm_d_state}")

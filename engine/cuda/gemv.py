@@ -70,7 +70,7 @@ def gemv(
     out: cupy.ndarray,
     *,
     fault: cupy.ndarray,
-    mode: int = STORE,
+    mode: int,
     op: int = 0,
 ) -> cupy.ndarray:
     """Write W h, or out + W h with ADD_RESIDUAL, to `out` (n_tokens, n_out) f32 and return it."""
@@ -163,11 +163,6 @@ def repack(
         (REPACK_THREADS,),
         (raw, planes, np.int64(n_sub), np.int64(first), np.int64(n)),
     )
-
-
-def gemv_bytes_moved(matrix: DeviceMatrix) -> int:
-    """Return the bytes that one launch must read from device memory: the matrix, once."""
-    return int(matrix.data.nbytes)
 
 
 def n_in_of_row(type_name: str, row_n_bytes: int) -> int:

@@ -14,7 +14,7 @@ Kernel = Callable[..., None]
 
 
 class Kernels:
-    """Maps a name expression such as "gemv<Q4_K, 5120, 1, STORE>" to its kernel on the current device."""
+    """Maps a name expression such as "gemv<Q4_K, 5120, 1, 0>" to its kernel on the current device."""
 
     def __init__(self, expressions: Iterable[str], arch: str) -> None:
         self.cubin: Cubin = compile_kernels(sorted(set(expressions)), arch)

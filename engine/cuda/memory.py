@@ -1,4 +1,6 @@
-"""Device memory with a hard limit: every byte the backend takes is counted, and asked for before it is taken."""
+"""Device memory with a hard limit: every array of the backend is counted, and asked for before it is taken.
+
+The CUDA context, the loaded kernels and captured graphs come on top, as for any CUDA program."""
 
 from __future__ import annotations
 

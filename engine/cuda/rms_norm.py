@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
-from engine.numerics import LANES_EMBD, SUB_BLOCK
+from engine.numerics import LANES_EMBD
 
 if TYPE_CHECKING:
     import cupy
@@ -37,11 +37,6 @@ def rms_norm(
     n_tokens, n_embd = x.shape
     kernels[_expression(n_embd)]((n_tokens,), (LANES_EMBD,), (x, weight, np.float32(eps), out.x, out.q, out.scales))
     return out
-
-
-def bytes_moved(n_tokens: int, n_embd: int) -> int:
-    """Return the bytes read and written: x, the weight once, and the result in both forms."""
-    return n_tokens * (9 * n_embd + 8 * (n_embd // SUB_BLOCK)) + 4 * n_embd
 
 
 def _expression(n_embd: int) -> str:

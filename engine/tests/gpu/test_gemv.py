@@ -86,7 +86,9 @@ def on_device(kernels: Any, type_name: str, raw: NDArray[np.uint8]) -> gemv.Devi
 def check(kernels: Any, type_name: str, raw: NDArray[np.uint8], x: NDArray[np.float32]) -> None:
     h = numerics.quantize(x)
     out = poisoned((x.shape[0], raw.shape[0]), np.float32)
-    gemv.gemv(kernels, on_device(kernels, type_name, raw), activation_on_device(h), out, fault=no_fault())
+    gemv.gemv(
+        kernels, on_device(kernels, type_name, raw), activation_on_device(h), out, fault=no_fault(), mode=gemv.STORE
+    )
     assert_same_bits(out, linear.load(type_name, raw).apply(h))
 
 
