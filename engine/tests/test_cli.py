@@ -1,0 +1,121 @@
+"""The command line: what it prints, its exit codes, and one line for every expected failure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine import cli
+from engine.errors import NoDeviceError
+from engine.generate import load_engine, token_ids_le64_sha256
+from engine.tests.models import TINY, write_model
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("cli") / "model.gguf", TINY)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run the command line in this process and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["engine", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def generate(model: Path, *arguments: object) -> tuple[object, ...]:
+    return ("generate", "-m", model, "--prompt-ids", "5,6,7", "-c", 32, "-t", 1, "-n", 2, *arguments)
+
+
+def test_json_holds_the_ids_and_hashes_of_the_engine(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *generate(model, "-n", 6, "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = load_engine(model, n_ctx=32, n_threads=1).run(PROMPT, 6)
+    assert found["prompt_token_ids"] == PROMPT
+    assert found["generated_token_ids"] == expected.generated_token_ids
+    assert found["generated_token_ids_le64_sha256"] == token_ids_le64_sha256(expected.generated_token_ids)
+    assert found["final_logits_le32_sha256"] == expected.final_logits_le32_sha256
+    assert found["final_greedy_token_id"] == expected.generated_token_ids[0]
+    assert len(found["step_time_ns"]) == 5
+
+
+def test_text_ends_with_speeds_and_hashes(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *generate(model)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ids = load_engine(model, n_ctx=32, n_threads=1).run(PROMPT, 2).generated_token_ids
+    assert lines[0].split() == [str(token) for token in ids]
+    assert [line.split()[0] for line in lines[1:4]] == ["prompt", "decode", "output"]
+    assert lines[4].split() == ["generated_token_ids_le64_sha256", token_ids_le64_sha256(ids)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-n", 0), "-n is 0, expected at least 1"),
+        (("-n", 31), "3 prompt tokens and 30 decode steps need -c 33, the context has 32"),
+        (("--backend", "abacus"), "--backend is 'abacus', expected one of: numpy, cuda"),
+        (("--scheduling", "nap"), "--scheduling is 'nap', expected one of: spin, auto"),
+        (("--vram-budget", 10), "--vram-budget is 10, expected at least 1 byte, and a backend with a device"),
+        (("-p", "both"), "give the prompt either as text with -p or as ids with --prompt-ids"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_one_line(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[object, ...],
+    message: str,
+) -> None:
+    assert run(monkeypatch, *generate(model, *arguments)) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == f"error: {message}"
+
+
+def test_ids_that_are_no_numbers_are_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "generate", "-m", model, "--prompt-ids", "1,x") == 1
+    assert capsys.readouterr().err == "error: --prompt-ids has 'x', expected token ids such as 1,2,3\n"
+
+
+def test_a_file_that_is_no_model_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.gguf").write_text("<html>")
+    assert run(monkeypatch, "inspect", tmp_path / "page.gguf") == 1
+    assert capsys.readouterr().err == "error: page.gguf: not a GGUF file: starts with b'<htm', expected b'GGUF'\n"
+
+
+def test_decode_bench_reports_equal_bits_and_one_hash(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("decode-bench", model, 3, 16, 2, "--backend", "numpy", "--prompt-ids", "5,6,7", "-r", 2, "--json")
+    assert run(monkeypatch, *arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["final_logits_bitwise_equal"] is True
+    assert found["n_steps"] == 3
+    assert [len(times) for times in found["step_time_ns"]] == [3, 3]
+    expected = load_engine(model, n_ctx=16, n_threads=1).run(PROMPT, 4)
+    assert found["generated_token_ids_le64_sha256"] == [expected.generated_token_ids_le64_sha256]
+
+
+def test_a_missing_device_is_exit_code_3(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_device(scheduling: str) -> None:
+        raise NoDeviceError("backend cuda finds no CUDA device")
+
+    monkeypatch.setattr("engine.cuda.device.open_device", no_device)
+    assert run(monkeypatch, *generate(model, "--backend", "cuda")) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == "error: backend cuda finds no CUDA device"
