@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.cuda.buffers import DeviceActivation
 from engine.errors import RequestError
 from engine.numerics import KV_SPLIT
-from engine.ops import KVCache
+from engine.ops import Hyperparameters, KVCache
 
 if TYPE_CHECKING:
     import cupy
@@ -24,21 +24,6 @@ HEAD_SIZES = (64, 128, 256)
 """Sizes of a head that the kernels are written for."""
 TOKENS_PER_LAUNCH = 4
 """Tokens whose splits are in scratch at a time: a wider pack takes turns, so scratch does not grow with it."""
-
-
-class AttentionSizes(Protocol):
-    """What attention must know of a model."""
-
-    @property
-    def n_head(self) -> int: ...  # noqa: D102
-    @property
-    def n_head_kv(self) -> int: ...  # noqa: D102
-    @property
-    def head_dim(self) -> int: ...  # noqa: D102
-    @property
-    def n_rot(self) -> int: ...  # noqa: D102
-    @property
-    def rms_eps(self) -> float: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -63,7 +48,7 @@ def n_splits(n_ctx: int) -> int:
     return -(-n_ctx // KV_SPLIT)
 
 
-def scratch_shapes(config: AttentionSizes, n_ctx: int, pack: int) -> tuple[tuple[int, ...], ...]:
+def scratch_shapes(config: Hyperparameters, n_ctx: int, pack: int) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of AttentionScratch's maxima, sums and values, f32, for packs of up to `pack` tokens.
 
     With 24 heads of 256: 396,288 bytes a token at n_ctx = 512, and never more than 4 tokens.
@@ -72,14 +57,14 @@ def scratch_shapes(config: AttentionSizes, n_ctx: int, pack: int) -> tuple[tuple
     return per_split, per_split, (*per_split, config.head_dim)
 
 
-def expressions(config: AttentionSizes, pack: int) -> list[str]:
+def expressions(config: Hyperparameters, pack: int) -> list[str]:
     """Return the kernels needed; the same for every pack width."""
     return [_append_expression(config), _split_expression(config), _combine_expression(config)]
 
 
 def qk_norm_rope_append(
     kernels: Kernels,
-    config: AttentionSizes,
+    config: Hyperparameters,
     qg: cupy.ndarray,
     k: cupy.ndarray,
     v: cupy.ndarray,
@@ -120,7 +105,7 @@ def qk_norm_rope_append(
 
 def attention(
     kernels: Kernels,
-    config: AttentionSizes,
+    config: Hyperparameters,
     q: cupy.ndarray,
     qg: cupy.ndarray,
     cache: KVCache,
@@ -147,7 +132,7 @@ def attention(
 
 def _split(
     kernels: Kernels,
-    config: AttentionSizes,
+    config: Hyperparameters,
     q: cupy.ndarray,
     cache: KVCache,
     control: cupy.ndarray,
@@ -168,7 +153,7 @@ def _split(
 
 def _combine(
     kernels: Kernels,
-    config: AttentionSizes,
+    config: Hyperparameters,
     qg: cupy.ndarray,
     cache: KVCache,
     control: cupy.ndarray,
@@ -188,19 +173,19 @@ def _combine(
     )
 
 
-def _append_expression(config: AttentionSizes) -> str:
+def _append_expression(config: Hyperparameters) -> str:
     return f"qk_norm_rope_append<{_head_dim(config)}, {config.n_head}, {config.n_head_kv}, {config.n_rot}>"
 
 
-def _split_expression(config: AttentionSizes) -> str:
+def _split_expression(config: Hyperparameters) -> str:
     return f"attention_split<{_head_dim(config)}, {config.n_head}, {config.n_head_kv}>"
 
 
-def _combine_expression(config: AttentionSizes) -> str:
+def _combine_expression(config: Hyperparameters) -> str:
     return f"attention_combine<{_head_dim(config)}, {config.n_head}>"
 
 
-def _head_dim(config: AttentionSizes) -> int:
+def _head_dim(config: Hyperparameters) -> int:
     if config.head_dim not in HEAD_SIZES:
         raise RequestError(f"attention is written for attention.key_length {HEAD_SIZES}, not {config.head_dim}")
     return config.head_dim
