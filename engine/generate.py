@@ -23,7 +23,7 @@ from engine.model.config import ModelConfig
 from engine.model.forward import forward
 from engine.model.state import DecodeState, new_state
 from engine.model.weights import LoadProgress, Weights, load_weights
-from engine.ops import Ops
+from engine.ops import Array, Ops
 from engine.placement import N_CHUNK, N_PACK, MemoryPlan, plan_memory
 from engine.reference.ops import NumpyOps
 
@@ -93,10 +93,14 @@ class Engine:
         """
         check_request(self.config, self.n_ctx, prompt_ids, 1)
         state = new_state(self.config, self.ops, self.n_ctx)
-        chunk = N_CHUNK if mode == "layer_major" else 1
+        chunk, pack = (N_CHUNK, pack) if mode == "layer_major" else (1, 1)
+
+        def run(tokens: Sequence[int]) -> Array:
+            return forward(self.ops, self.weights, state, tokens, pack)
+
         with _quiet_single_blas():
             for i in range(0, len(prompt_ids), chunk):
-                logits = forward(self.ops, self.weights, state, prompt_ids[i : i + chunk], pack)
+                logits = self.ops.append(run, state, prompt_ids[i : i + chunk], pack)
         return state, self.ops.to_host(logits)[-1]
 
     def decoder(self, state: DecodeState) -> Decoder:

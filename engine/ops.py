@@ -134,6 +134,12 @@ class Ops(Protocol):
     def argmax(self, logits: Array) -> int:
         """Return the lowest id among the largest of the last row of logits."""
 
+    def append(self, run: Callable[[Sequence[int]], Array], state: Any, tokens: Sequence[int], pack: int) -> Array:
+        """Append `tokens` of a prompt to `state` through `run` and return the logits after the last.
+
+        A backend may cut them into packs of at most `pack` tokens and run each as a whole.
+        """
+
     def decoder(self, run: Callable[[Sequence[int]], Array], state: Any) -> Any:
         """Return the `engine.decoder.Decoder` of a sequence; `run` appends tokens to its `state`."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from engine.decoder import EagerDecoder, Run
-from engine.ops import Ops
+from engine.ops import Array, Ops
 
 
 class WrappedOps:
@@ -13,6 +14,10 @@ class WrappedOps:
 
     def __init__(self, inner: Ops) -> None:
         self.inner = inner
+
+    def append(self, run: Run, state: object, tokens: Sequence[int], pack: int) -> Array:
+        """Append op by op, so that each op passes through this wrapper."""
+        return run(tokens)
 
     def decoder(self, run: Run, state: object) -> EagerDecoder:
         """Decode op by op, so that each op passes through this wrapper."""

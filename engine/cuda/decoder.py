@@ -1,8 +1,13 @@
-"""Decoding by replaying one captured graph a token: the host copies 20 KiB in, launches once, reads 8 bytes back."""
+"""Passes of the model as captured graphs: the host copies rows and positions in, then launches once.
+
+All buffers are fixed and token rows and positions come from pinned memory, so a pass of n tokens is the same graph at
+every position and in every sequence; it is captured once and kept by `CudaOps`.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -16,51 +21,77 @@ if TYPE_CHECKING:
     from engine.cuda.ops import CudaOps
 
 
-class GraphDecoder:
-    """One decode step as a graph; token row and position come from pinned memory, so every replay is the same."""
+class PassGraph:
+    """One pass of n_tokens through all layers, up to the logits and the greedy choice after the last token."""
 
-    def __init__(self, ops: CudaOps, run: Run, state: Any) -> None:
-        self._ops, self._state = ops, state
+    def __init__(self, ops: CudaOps, run: Run, state: Any, n_tokens: int) -> None:
+        self._ops = ops
         self._outcome = pinned(8).view(np.int32)
-        self.prepare_time_ns: list[int] = []
         stream = ops.stream
         stream.synchronize()
         stream.begin_capture()
         try:
-            self._logits = run([0])
-            ops.choose(self._logits)
+            with ops.kernels.overlapping():
+                self.logits = run([0] * n_tokens)
+                ops.choose(self.logits)
             copy_out(ops.outcome, self._outcome, self._outcome.nbytes, stream)
         finally:
             self._graph = stream.end_capture()
-        state.n_past -= 1  # the captured step has not run
+        state.n_past -= n_tokens  # the captured pass has not run
         self._graph.upload(stream)
 
-    def step(self, token: int) -> int:
-        """Append `token` and return the next greedy id; NonFiniteError instead of an id from a faulty step."""
-        start = time.perf_counter_ns()
-        self._ops.stage([token], self._state.n_past)
+    def launch(self, tokens: Sequence[int], first_position: int) -> None:
+        """Start the pass for `tokens`, the first of which stands at first_position."""
+        self._ops.stage(tokens, first_position)
         self._graph.launch(self._ops.stream)
-        self.prepare_time_ns.append(time.perf_counter_ns() - start)
-        self._state.n_past += 1
+
+    def finish(self) -> int:
+        """Wait for the pass and return the greedy id; NonFiniteError if it left a fault."""
         self._ops.stream.synchronize()
         self._ops.raise_fault(int(self._outcome[1]))
         return int(self._outcome[0])
 
+    @property
+    def n_nodes(self) -> int:
+        """Count the nodes: kernels and copies."""
+        from cuda.bindings import runtime
+
+        status, _, n_nodes = runtime.cudaGraphGetNodes(self._graph.graph, 0)
+        if status != runtime.cudaError_t.cudaSuccess:
+            raise RuntimeError(f"cudaGraphGetNodes: {status.name}")
+        return int(n_nodes)
+
+
+class GraphDecoder:
+    """Decodes by replaying the pass of one token."""
+
+    def __init__(self, ops: CudaOps, graph: PassGraph, state: Any) -> None:
+        self._ops, self._graph, self._state = ops, graph, state
+        self.prepare_time_ns: list[int] = []
+
+    def step(self, token: int) -> int:
+        """Append `token` and return the next greedy id; NonFiniteError instead of an id from a faulty step."""
+        start = time.perf_counter_ns()
+        self._graph.launch([token], self._state.n_past)
+        self.prepare_time_ns.append(time.perf_counter_ns() - start)
+        self._state.n_past += 1
+        return self._graph.finish()
+
     def logits(self) -> NDArray[np.float32]:
         """Return the logits (n_vocab) f32 behind the last id."""
-        return self._ops.to_host(self._logits)[-1]
+        return self._ops.to_host(self._graph.logits)[-1]
 
     @property
     def n_nodes(self) -> int:
-        """Count the nodes of the graph."""
-        return graph_n_nodes(self._graph)
+        """Count the nodes of a step's graph."""
+        return self._graph.n_nodes
 
 
-def graph_n_nodes(graph: cupy.cuda.Graph) -> int:
-    """Return the nodes of a graph: kernels and copies."""
-    from cuda.bindings import runtime
-
-    status, _, n_nodes = runtime.cudaGraphGetNodes(graph.graph, 0)
-    if status != runtime.cudaError_t.cudaSuccess:
-        raise RuntimeError(f"cudaGraphGetNodes: {status.name}")
-    return int(n_nodes)
+def append_in_packs(graph_of: Callable[[int], PassGraph], state: Any, tokens: Sequence[int], pack: int) -> cupy.ndarray:
+    """Append `tokens` in packs of at most `pack`, each a replay of graph_of(its width); return the last logits."""
+    for begin in range(0, len(tokens), pack):
+        part = tokens[begin : begin + pack]
+        graph = graph_of(len(part))
+        graph.launch(part, state.n_past)
+        state.n_past += len(part)
+    return graph.logits

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import cupy
+import numpy as np
 
 from engine.cuda.compile import Cubin, compile_kernels
 
 Kernel = Callable[..., None]
 """Called as kernel(grid, block, args): launches on CuPy's current stream."""
+
+_FIRST_ARCH_WITH_OVERLAP = 90
 
 
 class Kernels:
@@ -25,13 +29,58 @@ class Kernels:
             for name, symbol in self.cubin.lowered.items()
             if not name.startswith("&")
         }
+        self._can_overlap = int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
+        self._overlapping = False
 
     def __getitem__(self, expression: str) -> Kernel:
         kernel: Kernel = self._kernels[expression]
-        return kernel
+        return self._overlapped(kernel) if self._overlapping else kernel
+
+    @contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Let each kernel launched inside, after the first, start while the one before it still runs.
+
+        That is programmatic dependent launch: the kernels themselves wait (`dependency_wait` in numerics.cuh) before
+        they touch what another kernel writes. The first kernel follows copies, which it must wait for as a whole.
+        Architectures before sm_90 launch as always.
+        """
+        if not self._can_overlap:
+            yield
+            return
+        self._overlapping, self._is_first = True, True
+        try:
+            yield
+        finally:
+            self._overlapping = False
+
+    def _overlapped(self, kernel: Any) -> Kernel:
+        if self._is_first:
+            self._is_first = False
+            plain: Kernel = kernel
+            return plain
+        return lambda grid, block, args: _launch_overlapped(kernel.ptr, grid, block, args)
 
     def write_global(self, name: str, values: Any) -> None:
         """Copy a NumPy array to the __device__ variable behind the expression `&NAME`."""
         address = self._module.get_global_var(self.cubin.lowered[f"&{name}"])
         runtime = cupy.cuda.runtime
         runtime.memcpy(int(address), values.ctypes.data, values.nbytes, runtime.memcpyHostToDevice)
+
+
+def _launch_overlapped(function: int, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+    """Launch on CuPy's current stream with the attribute that CuPy's own launch cannot set."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+    config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]
+    config.hStream = cupy.cuda.get_current_stream().ptr
+    config.attrs, config.numAttrs = [attribute], 1
+    values = [np.asarray(arg.data.ptr if isinstance(arg, cupy.ndarray) else arg) for arg in args]
+    pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
+    (status,) = driver.cuLaunchKernelEx(config, driver.CUfunction(function), pointers.ctypes.data, 0)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuLaunchKernelEx: {status.name}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine import numerics, quants
 from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, plan, rms_norm
 from engine.cuda.buffers import DeviceActivation
-from engine.cuda.decoder import GraphDecoder
+from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
 from engine.cuda.faults import Op
 from engine.cuda.kernels import Kernels
@@ -72,6 +72,7 @@ class CudaOps:
         room_n_bytes = sum(buffer.n_bytes for buffer in self._planned.values())
         self._uploader: Uploader | None = Uploader(self.kernels, self.memory, room_n_bytes)
         self._layer = 0
+        self._graphs: dict[int, PassGraph] = {}
 
     def load_matrix(self, type_name: str, raw: NDArray[np.uint8]) -> gemv.DeviceMatrix:
         """Copy a matrix to the device, its blocks repacked into planes of the same size."""
@@ -289,9 +290,19 @@ class CudaOps:
             self._fault.fill(0)
         faults.raise_if_set(word & 0xFFFFFFFF)
 
+    def append(self, run: Run, state: Any, tokens: Sequence[int], pack: int) -> cupy.ndarray:
+        """Append tokens by replaying one graph a pack."""
+        return append_in_packs(lambda n_tokens: self._graph(n_tokens, run, state), state, tokens, pack)
+
     def decoder(self, run: Run, state: Any) -> GraphDecoder:
-        """Capture one decode step and return what replays it."""
-        return GraphDecoder(self, run, state)
+        """Return what replays the pass of one token, captured at the first call."""
+        return GraphDecoder(self, self._graph(1, run, state), state)
+
+    def _graph(self, n_tokens: int, run: Run, state: Any) -> PassGraph:
+        """Return the pass of n_tokens, captured at the first call; it serves every sequence."""
+        if n_tokens not in self._graphs:
+            self._graphs[n_tokens] = PassGraph(self, run, state, n_tokens)
+        return self._graphs[n_tokens]
 
     def from_host(self, x: NDArray[np.float32]) -> cupy.ndarray:
         """Copy logits (1, n_vocab) to the device."""

@@ -136,6 +136,10 @@ class NumpyOps:
         """Return the lowest id among the largest."""
         return int(np.argmax(logits[-1]))
 
+    def append(self, run: Run, state: object, tokens: Sequence[int], pack: int) -> F32:
+        """Append all tokens in one call."""
+        return run(tokens)
+
     def decoder(self, run: Run, state: object) -> EagerDecoder:
         """Return a decoder that runs op by op."""
         return EagerDecoder(self, run)

@@ -31,7 +31,7 @@ __device__ __forceinline__ u64 warp_max_key(u64 key) {
     return key;
 }
 
-__device__ __forceinline__ u64 argmax_of_thread(const float* __restrict__ logits, int n_vocab, u32 op,
+__device__ __forceinline__ u64 argmax_of_thread(const float* logits, int n_vocab, u32 op,
                                                 u32* fault) {
     const int first = blockIdx.x * (ARGMAX_THREADS * ARGMAX_LOGITS) + threadIdx.x;
     float v[ARGMAX_LOGITS];
@@ -53,8 +53,10 @@ __device__ __forceinline__ u64 argmax_of_thread(const float* __restrict__ logits
 }
 
 __global__ void __launch_bounds__(ARGMAX_THREADS)
-    argmax(const float* __restrict__ logits, int n_vocab, int n_tokens, const int* __restrict__ control,
+    argmax(const float* logits, int n_vocab, int n_tokens, const int* control,
            ArgmaxScratch* scratch, int* next_token, int* chosen, u32 op, u32* fault) {
+    release_dependents();
+    dependency_wait();
     __shared__ u64 warp_best[ARGMAX_THREADS / WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u64 of_warp = warp_max_key(argmax_of_thread(logits, n_vocab, op, fault));

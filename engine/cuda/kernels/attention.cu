@@ -60,10 +60,12 @@ __device__ __forceinline__ void norm_head(const float* x, const float* weight, f
 // numerics sum32 over a head
 template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV, int N_ROT>
 __global__ void __launch_bounds__(ROPE_WARPS* WARP)
-    qk_norm_rope_append(const float* __restrict__ qg, const float* __restrict__ k, const float* __restrict__ v,
-                        const float* __restrict__ q_norm, const float* __restrict__ k_norm,
-                        const float* __restrict__ cos, const float* __restrict__ sin, const int* __restrict__ control,
-                        float eps, float* __restrict__ q, u16* __restrict__ cache_k, u16* __restrict__ cache_v) {
+    qk_norm_rope_append(const float* qg, const float* k, const float* v,
+                        const float* q_norm, const float* k_norm,
+                        const float* cos, const float* sin, const int* control,
+                        float eps, float* q, u16* cache_k, u16* cache_v) {
+    release_dependents();
+    dependency_wait();
     __shared__ __align__(16) float normed[ROPE_WARPS][HEAD_DIM];
     const int lane = threadIdx.x % WARP, token = blockIdx.y;
     const int unit = blockIdx.x * ROPE_WARPS + threadIdx.x / WARP;  // q heads, then k heads, then v heads
@@ -201,11 +203,13 @@ __device__ __forceinline__ void split_values(const u16* tile, const float (&weig
 // faults   attention, on the scores: a key of -infinity would otherwise become a position of weight 0
 template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV>
 __global__ void __launch_bounds__(SPLIT_WARPS* WARP)
-    attention_split(const float* __restrict__ q, const u16* __restrict__ cache_k, const u16* __restrict__ cache_v,
-                    const int* __restrict__ control, int first_token, float scale, float* __restrict__ maxima,
-                    float* __restrict__ sums, float* __restrict__ values, u32 op, u32* fault) {
+    attention_split(const float* q, const u16* cache_k, const u16* cache_v,
+                    const int* control, int first_token, float scale, float* maxima,
+                    float* sums, float* values, u32 op, u32* fault) {
     static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256);
     constexpr int N_GQA = N_HEAD / N_HEAD_KV;
+    release_dependents();
+    dependency_wait();
     __shared__ __align__(16) u16 tile[KV_SPLIT * HEAD_DIM];
     __shared__ __align__(16) float weights[N_GQA][KV_SPLIT];
     const int kv = blockIdx.x, split = blockIdx.y, n_split = gridDim.y, token = first_token + blockIdx.z;
@@ -259,9 +263,11 @@ __device__ __forceinline__ float block_max(const float* v, int n) {
 // faults   attention, on out, and on the gate: an infinite one would become 0 or 1
 template <int HEAD_DIM, int N_HEAD>
 __global__ void __launch_bounds__(HEAD_DIM, 1)  // the 1: else the assembler squeezes into 32 registers and may spill
-    attention_combine(const float* __restrict__ qg, const float* __restrict__ maxima, const float* __restrict__ sums,
-                      const float* __restrict__ values, const int* __restrict__ control, int first_token, int n_split,
-                      float* __restrict__ y, i8* __restrict__ q8, GroupScale* __restrict__ scales, u32 op, u32* fault) {
+    attention_combine(const float* qg, const float* maxima, const float* sums,
+                      const float* values, const int* control, int first_token, int n_split,
+                      float* y, i8* q8, GroupScale* scales, u32 op, u32* fault) {
+    release_dependents();
+    dependency_wait();
     __shared__ float factors[HEAD_DIM], weighted_sums[HEAD_DIM];
     const int head = blockIdx.x, token = first_token + blockIdx.y, i = threadIdx.x;
     const float gate = qg[((i64(token) * N_HEAD + head) * 2 + 1) * HEAD_DIM + i];

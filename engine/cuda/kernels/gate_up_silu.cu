@@ -35,6 +35,7 @@ template <class FG, class FU, int N_IN, int N_TOKENS>
 __global__ void __launch_bounds__(WARP* GATE_UP_WARPS, N_TOKENS == 1 ? pair_blocks_per_sm<FG, FU>::value : 1)
     gate_up_silu(const u8* gate, const u8* up, int n_ff, const float* x, const i8* q, const GroupScale* scales,
                  int n_tokens, float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
+    release_dependents();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const i64 row = i64(blockIdx.x) * GATE_UP_WARPS + warp;
     if (row < n_ff) {

@@ -135,16 +135,17 @@ __device__ __forceinline__ void gated_norm(const float* o, float4 norm_weight, f
 
 template <int D, int D_CONV, int N_K_HEADS, int N_V_HEADS>
 __global__ void __launch_bounds__(GDN_WARPS* WARP)
-    gated_delta(const float* __restrict__ qkv, const float* __restrict__ z, const float* __restrict__ alpha,
-                const float* __restrict__ beta, const float* __restrict__ conv_weight, const float* __restrict__ dt,
-                const float* __restrict__ a, const float* __restrict__ norm_weight, int n_tokens, float eps,
-                float scale, float* conv_state, float* __restrict__ ssm_state, u32* tickets, float* __restrict__ y,
-                i8* __restrict__ q8, GroupScale* __restrict__ scales, u32 op, u32* fault) {
+    gated_delta(const float* qkv, const float* z, const float* alpha,
+                const float* beta, const float* conv_weight, const float* dt,
+                const float* a, const float* norm_weight, int n_tokens, float eps,
+                float scale, float* conv_state, float* ssm_state, u32* tickets, float* y,
+                i8* q8, GroupScale* scales, u32 op, u32* fault) {
     static_assert(D % SUB_BLOCK == 0 && D <= 4 * WARP && D_CONV >= 2 && D_CONV <= GDN_CHUNK);
     static_assert(N_V_HEADS % N_K_HEADS == 0);
     constexpr int KEY_DIM = N_K_HEADS * D, VALUE_DIM = N_V_HEADS * D, CHANNELS = 2 * KEY_DIM + VALUE_DIM;
     constexpr int ROWS = D / GDN_WARPS, SHARED_BY = N_V_HEADS / N_K_HEADS;
     __shared__ __align__(16) GdnChunk<D> chunk;
+    release_dependents();
     const int head = blockIdx.x, key_head = head % N_K_HEADS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const bool has_columns = lane < D / 4;
@@ -159,14 +160,16 @@ __global__ void __launch_bounds__(GDN_WARPS* WARP)
         return load_conv_inputs<D_CONV, CHANNELS>(qkv, conv_state, conv_weight, first + task / 3, channel_of(task));
     };
 
-    // All that the first chunk reads is asked for before any of it is used; S, the bulk, arrives behind the rest.
-    ConvInputs<D_CONV> inputs;
-    if (has_columns && warp < 3 * n_tokens) inputs = load_task(warp, 0);
+    // S, the bulk of the bytes, is asked for first, before the kernel before has ended: only this kernel touches it within
+    // a step. Then all that the first chunk reads, before any of it is used.
     float* own_state = ssm_state + (head * D + warp * ROWS) * D;
     float4 s[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) s[r] = has_columns ? load_quad(own_state + r * D, lane) : zero_quad();
     const float4 norm_quad = has_columns ? load_quad(norm_weight, lane) : zero_quad();
+    dependency_wait();
+    ConvInputs<D_CONV> inputs;
+    if (has_columns && warp < 3 * n_tokens) inputs = load_task(warp, 0);
 
     for (int first = 0; first < n_tokens; first += GDN_CHUNK) {
         const int n = n_tokens - first < GDN_CHUNK ? n_tokens - first : GDN_CHUNK;

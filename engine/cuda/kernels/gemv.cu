@@ -11,6 +11,7 @@ template <class F, int N_IN, int N_TOKENS, int MODE>
 __global__ void __launch_bounds__(WARP* GEMV_WARPS, blocks_per_sm(N_IN, N_TOKENS))
     gemv(const u8* w, int n_out, const float* x, const i8* q, const GroupScale* scales, int n_tokens,
          const float* residual, float* y, u32 op, u32* fault) {
+    release_dependents();
     const i64 row = i64(blockIdx.x) * GEMV_WARPS + threadIdx.x / WARP;
     if (row >= n_out) return;
     float acc[N_TOKENS];

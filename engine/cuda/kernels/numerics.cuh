@@ -114,6 +114,23 @@ __device__ __forceinline__ void quantize_group(float x, int group, i8* q, GroupS
     if (lane == 0) scales[group] = GroupScale{zero ? 0.0f : div(amax, 127.0f), total};
 }
 
+// Programmatic dependent launch (sm_90 on; nothing elsewhere, and nothing in a plain launch). Every kernel of a step
+// begins with release_dependents(), which lets the next kernel's blocks start as soon as all of this one's have, and
+// calls dependency_wait() before it reads or writes anything that another kernel of the step writes: it returns when
+// the kernel before has completed, and with it all before that. What may come earlier is reading weights, and state
+// that only this kernel touches within a step. Whatever comes later must be a plain load: neither __ldg nor __restrict__,
+// which let the compiler move it up.
+__device__ __forceinline__ void release_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void dependency_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // A fault found by a kernel: the first one wins. Layout of the word: layer << 16 | op << 8 | kind.
 constexpr u32 KIND_NAN = 1;
 constexpr u32 KIND_INFINITY = 2;

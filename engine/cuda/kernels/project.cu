@@ -43,6 +43,7 @@ template <int N_IN, int N_TOKENS, class FA, class FB, class FC, class FD>
 __global__ void __launch_bounds__(WARP* GEMV_WARPS, blocks_per_sm(N_IN, N_TOKENS))
     project(const u8* wa, int n_a, float* ya, const u8* wb, int n_b, float* yb, const u8* wc, int n_c, float* yc,
             const u8* wd, int n_d, float* yd, const float* x, const i8* q, const GroupScale* scales, int n_tokens) {
+    release_dependents();
     const Input h{x, q, scales};
     int block = blockIdx.x;
     if (takes<FA, N_IN, N_TOKENS>(block, Part{wa, n_a, ya}, h, n_tokens)) return;

@@ -47,13 +47,15 @@ __device__ __forceinline__ float fold_warps(float lane_sum) {
 
 template <int N_EMBD>
 __global__ void __launch_bounds__(LANES_EMBD)
-    rms_norm(const float* __restrict__ x, const float* __restrict__ weight, float eps, float* __restrict__ y,
-             i8* __restrict__ q, GroupScale* __restrict__ scales) {
+    rms_norm(const float* x, const float* weight, float eps, float* y,
+             i8* q, GroupScale* scales) {
     constexpr int N_QUADS = (N_EMBD + 4 * LANES_EMBD - 1) / (4 * LANES_EMBD);  // of one lane
     const i64 row = i64(blockIdx.x) * N_EMBD;
+    release_dependents();
     float4 w[N_QUADS], v[N_QUADS];
 #pragma unroll
     for (int i = 0; i < N_QUADS; i++) w[i] = load_row_quad<N_EMBD>(weight, threadIdx.x + i * LANES_EMBD);
+    dependency_wait();
 #pragma unroll
     for (int i = 0; i < N_QUADS; i++) v[i] = load_row_quad<N_EMBD>(x + row, threadIdx.x + i * LANES_EMBD);
     float sum = 0.0f;

@@ -29,8 +29,8 @@ __device__ __forceinline__ void add_sub_block(const typename F::Raw& raw, int s,
     for (int t = 0; t < N_TOKENS; ++t) {
         if (N_TOKENS > 1 && t >= n_tokens) break;
         const int4* q = reinterpret_cast<const int4*>(h.q + i64(t) * n_in + SUB_BLOCK * s);
-        const int4 a = __ldg(q), b = __ldg(q + 1);
-        const int2 group = __ldg(reinterpret_cast<const int2*>(h.scales + t * (n_in / SUB_BLOCK) + s));
+        const int4 a = q[0], b = q[1];
+        const int2 group = *reinterpret_cast<const int2*>(h.scales + t * (n_in / SUB_BLOCK) + s);
         int low = __dp4a(w.q[0], a.x, 0), high = __dp4a(w.q[4], b.x, 0);
         low = __dp4a(w.q[1], a.y, low), high = __dp4a(w.q[5], b.y, high);
         low = __dp4a(w.q[2], a.z, low), high = __dp4a(w.q[6], b.z, high);
@@ -72,6 +72,7 @@ __device__ __forceinline__ void add_strips_from(const u8* w, i64 n_out, i64 row,
     if constexpr (FIRST * WARP * SUB_BLOCK < N_IN) {
         Strips<F, N_IN, FIRST> strips;
         strips.load(w, n_out, row);
+        if (FIRST == 0) dependency_wait();  // weights are on their way while the kernel before ends
         strips.add_to(h, n_tokens, acc);
         add_strips_from<F, N_IN, N_TOKENS, FIRST + STRIPS_IN_FLIGHT>(w, n_out, row, h, n_tokens, acc);
     }
@@ -104,7 +105,7 @@ __device__ __forceinline__ void add_elements(const u8* w, i64 row, const Input& 
 #pragma unroll
             for (int t = 0; t < N_TOKENS; ++t) {
                 if (N_TOKENS > 1 && t >= n_tokens) break;
-                acc[t] = add(acc[t], mul(weight, __ldg(h.x + i64(t) * N_IN + k)));
+                acc[t] = add(acc[t], mul(weight, h.x[i64(t) * N_IN + k]));
             }
         }
     }
@@ -122,17 +123,20 @@ __device__ __forceinline__ void clear(float (&acc)[N_TOKENS]) {
     for (int t = 0; t < N_TOKENS; ++t) acc[t] = 0.0f;
 }
 
-// Row `row` of W times every token of the pack; all lanes return the sums.
+// Row `row` of W times every token of the pack; all lanes return the sums. Waits for the kernel before on the way.
 template <class F, int N_IN, int N_TOKENS>
 __device__ __forceinline__ void row_dot(const u8* w, i64 n_out, i64 row, const Input& h, int n_tokens,
                                         float (&acc)[N_TOKENS]) {
     clear(acc);
     if constexpr (!is_float_format<F>::value)
         add_strips_from<F, N_IN, N_TOKENS, 0>(w, n_out, row, h, n_tokens, acc);
-    else if constexpr (N_IN % 4 == 0)
-        add_quads<F, N_IN, N_TOKENS>(w, row, h, n_tokens, acc);
-    else
-        add_elements<F, N_IN, N_TOKENS>(w, row, h, n_tokens, acc);
+    else {
+        dependency_wait();
+        if constexpr (N_IN % 4 == 0)
+            add_quads<F, N_IN, N_TOKENS>(w, row, h, n_tokens, acc);
+        else
+            add_elements<F, N_IN, N_TOKENS>(w, row, h, n_tokens, acc);
+    }
     fold_lanes(acc);
 }
 
@@ -146,6 +150,7 @@ __device__ __forceinline__ void row_dot_pair(const u8* wa, const u8* wb, i64 n_o
         Strips<FB, N_IN, 0> strips_b;
         strips_a.load(wa, n_out, row);
         strips_b.load(wb, n_out, row);
+        dependency_wait();
         clear(a);
         clear(b);
         strips_a.add_to(h, n_tokens, a);
