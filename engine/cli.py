@@ -137,10 +137,11 @@ def kernels(
     except ImportError as error:
         raise NoDeviceError(f"kernels needs CuPy ({error}): install the extra cuda12 or cuda13") from None
     archs = arch or list(report.ARCHS)
-    expressions = report.model_expressions([open_model(model) for model in models])
+    files = [open_model(model) for model in models]
+    expressions = {name: report.model_expressions(files, name) for name in archs}
     found: dict[str, report.ArchReport] = {}
-    with _bar(f"compiling {len(expressions)} kernels", len(archs), MofNCompleteColumn()) as advance:
-        for one in report.compile_reports(expressions, archs, jobs or psutil.cpu_count() or 1):
+    with _bar("compiling kernels", len(archs), MofNCompleteColumn()) as advance:
+        for one in report.compile_reports(expressions, jobs or psutil.cpu_count() or 1):
             found[one.arch] = one
             advance(1)
     reports = [found[name] for name in archs]

@@ -249,7 +249,7 @@ def test_without_a_gpu_nothing_of_the_scenario_is_run_or_made(
 def test_without_llama_cpp_the_engine_is_still_measured(
     short: ScenarioFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "open_device", lambda: Device("Fake GPU", "sm_90", 1 << 29))
+    monkeypatch.setattr(runner_module, "open_device", lambda: Device("Fake GPU", "sm_90", 132, 1 << 29))
     file = on_gpu(short)
     records = Runner(_unavailable, tmp_path, Silent(), ["cuda"], subject=run_gpu).run([file])
     ours = _by_engine(records)["engine-cuda"]

@@ -44,6 +44,7 @@ class PassGraph:
         """Start the pass for `tokens`, the first of which stands at first_position."""
         self._ops.stage(tokens, first_position)
         self._graph.launch(self._ops.stream)
+        self._ops.staged.record(self._ops.stream)
 
     def finish(self) -> int:
         """Wait for the pass and return the greedy id; NonFiniteError if it left a fault."""

@@ -11,10 +11,11 @@ from engine.errors import NoDeviceError
 
 @dataclass(frozen=True)
 class Device:
-    """One device: name, architecture such as "sm_90", and the memory free at the start."""
+    """One device: name, architecture such as "sm_90", multiprocessors, and the memory free at the start."""
 
     name: str
     arch: str
+    n_sm: int
     free_n_bytes: int
 
 
@@ -47,6 +48,7 @@ def open_device(scheduling: str = "spin") -> Device:
     return Device(
         name=properties["name"].decode(),
         arch=f"sm_{properties['major']}{properties['minor']}",
+        n_sm=properties["multiProcessorCount"],
         free_n_bytes=int(runtime.memGetInfo()[0]),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import cupy
@@ -12,7 +13,7 @@ import numpy as np
 from engine.cuda.compile import Cubin, compile_kernels
 
 Kernel = Callable[..., None]
-"""Called as kernel(grid, block, args): launches on CuPy's current stream."""
+"""Called as kernel(grid, block, args, shared_n_bytes=0): launches on CuPy's current stream."""
 
 _FIRST_ARCH_WITH_OVERLAP = 90
 
@@ -29,6 +30,8 @@ class Kernels:
             for name, symbol in self.cubin.lowered.items()
             if not name.startswith("&")
         }
+        for kernel in self._kernels.values():
+            _allow_shared_memory(kernel.ptr)
         self._can_overlap = int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
         self._overlapping = False
 
@@ -58,7 +61,7 @@ class Kernels:
             self._is_first = False
             plain: Kernel = kernel
             return plain
-        return lambda grid, block, args: _launch_overlapped(kernel.ptr, grid, block, args)
+        return partial(_launch_overlapped, kernel.ptr)
 
     def write_global(self, name: str, values: Any) -> None:
         """Copy a NumPy array to the __device__ variable behind the expression `&NAME`."""
@@ -67,7 +70,28 @@ class Kernels:
         runtime.memcpy(int(address), values.ctypes.data, values.nbytes, runtime.memcpyHostToDevice)
 
 
-def _launch_overlapped(function: int, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+def _allow_shared_memory(function: int) -> None:
+    """Let a kernel ask for as much dynamic shared memory as the device has; without this, 48 KiB are the limit."""
+    from cuda.bindings import driver
+
+    attributes = driver.CUfunction_attribute
+    device = cupy.cuda.Device().attributes
+    static = _call(driver.cuFuncGetAttribute(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function))
+    most = device["MaxSharedMemoryPerBlockOptin"] - static
+    _call(driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most))
+
+
+def _call(result: tuple[Any, ...]) -> Any:
+    """Return the value of a driver call; RuntimeError with the driver's name of the problem."""
+    status, *values = result
+    if status.value != 0:
+        raise RuntimeError(f"CUDA driver: {status.name}")
+    return values[0] if values else None
+
+
+def _launch_overlapped(
+    function: int, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_n_bytes: int = 0
+) -> None:
     """Launch on CuPy's current stream with the attribute that CuPy's own launch cannot set."""
     from cuda.bindings import driver
 
@@ -77,10 +101,9 @@ def _launch_overlapped(function: int, grid: Sequence[int], block: Sequence[int],
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
     config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]
+    config.sharedMemBytes = shared_n_bytes
     config.hStream = cupy.cuda.get_current_stream().ptr
     config.attrs, config.numAttrs = [attribute], 1
     values = [np.asarray(arg.data.ptr if isinstance(arg, cupy.ndarray) else arg) for arg in args]
     pointers = np.array([value.ctypes.data for value in values], dtype=np.uint64)
-    (status,) = driver.cuLaunchKernelEx(config, driver.CUfunction(function), pointers.ctypes.data, 0)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuLaunchKernelEx: {status.name}")
+    _call(driver.cuLaunchKernelEx(config, driver.CUfunction(function), pointers.ctypes.data, 0))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
-from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, plan, rms_norm
+from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, plan, rms_norm, streams
 from engine.cuda.buffers import DeviceActivation
 from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
@@ -65,7 +65,8 @@ class CudaOps:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.memory = DeviceMemory(vram_budget_n_bytes)
-        self.kernels = Kernels(plan.expressions(config, model.tensors), device.arch)
+        self._target = streams.Target.of(device.arch, device.n_sm)
+        self.kernels = Kernels(plan.expressions(config, model.tensors, self._target), device.arch)
         self.kernels.write_global("iq3s_grid", gemv.iq3s_grid_words())
         self._weights = Pool(self.memory, take_inventory(model.tensors.values(), config.n_layer).resident_n_bytes)
         self._planned = layout.buffers(config, n_ctx, N_CHUNK)
@@ -101,7 +102,7 @@ class CudaOps:
         rows, words = self._hidden.shape, self._control.shape
         self._row_stage = pinned(self._hidden.nbytes).view(np.float32).reshape(rows)
         self._control_stage = pinned(self._control.nbytes).view(np.int32).reshape(words)
-        self._staged = cupy.cuda.Event(block=False, disable_timing=True)
+        self.staged = cupy.cuda.Event(block=False, disable_timing=True)
         self._table: tuple[str, NDArray[np.uint8]] | None = None
         self._first_position = 0
         for array, table in zip((self._rope.cos, self._rope.sin), self._rope_tables(), strict=True):
@@ -151,41 +152,51 @@ class CudaOps:
         copy_in(self._hidden, self._row_stage, n * self._row_stage[0].nbytes, self.stream)
         copy_in(self._control, self._control_stage, n * self._control_stage[0].nbytes, self.stream)
         if not self.stream.is_capturing():
-            self._staged.record(self.stream)
+            self.staged.record(self.stream)
         return self._hidden[:n]
 
     def stage(self, tokens: Sequence[int], first_position: int) -> None:
         """Write the embedding rows and control words of `tokens` to the pinned memory that the copies read."""
         assert self._table is not None
         type_name, table = self._table
-        self._staged.synchronize()
+        self.staged.synchronize()
         self._row_stage[: len(tokens)] = quants.dequantize(type_name, table[list(tokens)])
         self._control_stage[: len(tokens), 0] = tokens
         self._control_stage[: len(tokens), 1] = np.arange(first_position, first_position + len(tokens))
 
-    def rms_norm(self, x: cupy.ndarray, weight: cupy.ndarray) -> DeviceActivation:
-        """Normalise and quantise."""
-        out = self._normed.first(x.shape[0])
-        return rms_norm.rms_norm(self.kernels, x, weight, self._config.rms_eps, out)
+    def rms_norm(self, x: cupy.ndarray, weight: cupy.ndarray) -> streams.NormInput:
+        """Hand the inputs on: what streams its weights normalises the token itself."""
+        return streams.NormInput(x, weight, self._config.rms_eps)
 
-    def project(self, matrices: Sequence[gemv.DeviceMatrix], h: DeviceActivation) -> tuple[cupy.ndarray, ...]:
+    def _normalised(self, h: streams.NormInput) -> DeviceActivation:
+        """Normalise and quantise in a launch of its own."""
+        return rms_norm.rms_norm(self.kernels, h.x, h.weight, h.eps, self._normed.first(h.x.shape[0]))
+
+    def project(self, matrices: Sequence[gemv.DeviceMatrix], h: streams.NormInput) -> tuple[cupy.ndarray, ...]:
         """Return W h for each matrix, in buffers that the next call overwrites."""
         n_tokens = h.x.shape[0]
         outs = [
             buffer[: n_tokens * matrix.n_out].reshape(n_tokens, matrix.n_out)
             for matrix, buffer in zip(matrices, self._projected, strict=False)
         ]
-        return gemv.project(self.kernels, matrices, h, outs)
+        if n_tokens == 1 and streams.takes_any(matrices[0].n_in, [matrix.type_name for matrix in matrices]):
+            return streams.project(self.kernels, self._target, matrices, h, outs)
+        return gemv.project(self.kernels, matrices, self._normalised(h), outs)
 
     def project_add(self, matrix: gemv.DeviceMatrix, h: DeviceActivation, residual: cupy.ndarray) -> cupy.ndarray:
         """Add W h to `residual` in place."""
+        if residual.shape[0] == 1 and streams.takes(matrix.n_in, matrix.type_name):
+            return streams.gemv(self.kernels, self._target, matrix, h, residual)
         return gemv.gemv(self.kernels, matrix, h, residual, fault=self._fault, mode=gemv.ADD_RESIDUAL)
 
-    def gate_up_silu(self, gate: gemv.DeviceMatrix, up: gemv.DeviceMatrix, h: DeviceActivation) -> DeviceActivation:
+    def gate_up_silu(self, gate: gemv.DeviceMatrix, up: gemv.DeviceMatrix, h: streams.NormInput) -> DeviceActivation:
         """Return silu(gate h) * (up h), quantised."""
-        out = self._ffn.first(h.x.shape[0])
-        op = self._op(Op.GATE_UP_SILU)
-        return gemv.gate_up_silu(self.kernels, gate, up, h, out, done=self._done, fault=self._fault, op=op)
+        n_tokens = h.x.shape[0]
+        out, k = self._ffn.first(n_tokens), self.kernels
+        common = {"done": self._done, "fault": self._fault, "op": self._op(Op.GATE_UP_SILU)}
+        if n_tokens == 1 and streams.takes_gate_up(gate.n_in, gate.n_out, gate.type_name, up.type_name):
+            return streams.gate_up_silu(k, self._target, gate, up, h, out, **common)
+        return gemv.gate_up_silu(k, gate, up, self._normalised(h), out, **common)
 
     def conv_silu(self, qkv: cupy.ndarray, weight: cupy.ndarray, conv_state: cupy.ndarray) -> _Convolution:
         """Hand the inputs on to gated_norm."""
@@ -256,10 +267,12 @@ class CudaOps:
             op=self._op(Op.ATTENTION),
         )
 
-    def head(self, matrix: gemv.DeviceMatrix, h: DeviceActivation) -> cupy.ndarray:
+    def head(self, matrix: gemv.DeviceMatrix, h: streams.NormInput) -> cupy.ndarray:
         """Return the logits in their one buffer."""
-        op = int(faults.kernel_argument(Op.HEAD))
-        return gemv.gemv(self.kernels, matrix, h, self._logits, fault=self._fault, mode=gemv.LOGITS, op=op)
+        op, logits, fault = int(faults.kernel_argument(Op.HEAD)), self._logits, self._fault
+        if streams.takes(matrix.n_in, matrix.type_name):
+            return streams.head(self.kernels, self._target, matrix, h, logits, fault=fault, op=op)
+        return gemv.gemv(self.kernels, matrix, self._normalised(h), logits, fault=fault, mode=gemv.LOGITS, op=op)
 
     def choose(self, logits: cupy.ndarray) -> None:
         """Launch argmax; the id goes to outcome[0]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from engine.cuda import plan
 from engine.cuda.compile import Resources, compile_kernels
+from engine.cuda.streams import Target
 from engine.gguf.reader import ModelFile
 from engine.model.config import ModelConfig, check_tensors
 
@@ -34,24 +35,24 @@ class ArchReport:
         return tuple(r for r in self.resources if r.spill_n_bytes or r.stack_n_bytes)
 
 
-def model_expressions(models: Sequence[ModelFile]) -> list[str]:
-    """Return the name expressions of all kernels of the models; ModelFileError if one cannot be run."""
+def model_expressions(models: Sequence[ModelFile], arch: str) -> list[str]:
+    """Return the name expressions of all kernels of the models on `arch`; ModelFileError if one cannot be run."""
     names: set[str] = set()
     for model in models:
         config = ModelConfig.from_model(model)
         check_tensors(model, config)
-        names.update(plan.expressions(config, model.tensors))
+        names.update(plan.expressions(config, model.tensors, Target.of(arch, n_sm=1)))
     return sorted(names)
 
 
-def compile_reports(expressions: Sequence[str], archs: Sequence[str], n_jobs: int) -> Iterator[ArchReport]:
-    """Compile `expressions` for each architecture in `n_jobs` processes; yield reports as they are ready.
+def compile_reports(expressions: Mapping[str, Sequence[str]], n_jobs: int) -> Iterator[ArchReport]:
+    """Compile the `expressions` of each architecture in `n_jobs` processes; yield reports as they are ready.
 
     Raises CompileError with the compiler's log.
     """
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks of this process
-    with ProcessPoolExecutor(min(n_jobs, len(archs)), mp_context=spawn) as pool:
-        jobs = [pool.submit(compile_report, list(expressions), arch) for arch in archs]
+    with ProcessPoolExecutor(min(n_jobs, len(expressions)), mp_context=spawn) as pool:
+        jobs = [pool.submit(compile_report, list(names), arch) for arch, names in expressions.items()]
         try:
             for job in as_completed(jobs):
                 yield job.result()

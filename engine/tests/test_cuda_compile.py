@@ -135,8 +135,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_kernels_of_several_models_are_listed_once(path: Path, tmp_path: Path) -> None:
     other = open_model(write_model(tmp_path / "other.gguf", Shape(types=("Q4_K",), n_v_heads=4, n_vocab=256)))
     model = open_model(path)
-    names = report.model_expressions([model, other])
-    assert names == sorted(set(names)) == sorted(set(report.model_expressions([model])) | set(names))
+    names = report.model_expressions([model, other], ARCH)
+    assert names == sorted(set(names)) == sorted(set(report.model_expressions([model], ARCH)) | set(names))
     assert {f"repack<{t}>" for t in ("Q8_0", "Q4_K", "Q6_K")} == {n for n in names if n.startswith("repack")}
 
 
@@ -155,7 +155,7 @@ def test_the_table_has_a_row_a_kernel_and_names_what_spills() -> None:
 
 def test_reports_of_two_architectures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
-    found = {one.arch: one for one in report.compile_reports(QUICK, ["sm_80", "sm_120"], n_jobs=2)}
+    found = {one.arch: one for one in report.compile_reports({"sm_80": QUICK, "sm_120": QUICK}, n_jobs=2)}
     assert set(found) == {"sm_80", "sm_120"}
     for one in found.values():
         assert [r.name for r in one.resources] == QUICK
@@ -165,14 +165,14 @@ def test_reports_of_two_architectures(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_an_error_in_a_process_is_passed_on() -> None:
     with pytest.raises(CompileError, match="no_such_kernel"):
-        list(report.compile_reports(["no_such_kernel<1>"], [ARCH], n_jobs=1))
+        list(report.compile_reports({ARCH: ["no_such_kernel<1>"]}, n_jobs=1))
 
 
 # The command
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, reports: list[report.ArchReport], *arguments: str) -> Any:
-    monkeypatch.setattr(report, "compile_reports", lambda expressions, archs, n_jobs: iter(reports))
+    monkeypatch.setattr(report, "compile_reports", lambda expressions, n_jobs: iter(reports))
     return CliRunner().invoke(app, ["kernels", *arguments])
 
 

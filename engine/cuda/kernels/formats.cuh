@@ -1,7 +1,7 @@
 // formats.cuh: the block formats as the matrix kernels read them
 // The file's blocks are repacked at load into aligned planes, the same number of bytes: what one sub-block of 32 weights
 // needs lies together, so that lane l of a warp reads sub-block l of a row and the warp reads one contiguous run.
-// n_sub is the number of sub-blocks in the whole matrix and i the index of one; a super-block is 8 of them.
+// n_sub is the number of sub-blocks in the whole matrix and i the index of one; a super-block is 8 of them, a strip 32.
 // A decoded word q[w] holds the integer weights 4w..4w+3, one a byte, in the order of the activations.
 #pragma once
 
@@ -13,22 +13,31 @@ struct Weights {
     int scale_high;
 };
 
-// Weights are read once: keep them out of L1, which holds the activations.
-__device__ __forceinline__ uint4 load16(const u8* p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-__device__ __forceinline__ uint2 load8(const u8* p) {
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-__device__ __forceinline__ u32 load4(const u8* p) { return __ldg(reinterpret_cast<const u32*>(p)); }
-__device__ __forceinline__ u32 load2(const u8* p) { return __ldg(reinterpret_cast<const u16*>(p)); }
-__device__ __forceinline__ u32 load1(const u8* p) { return __ldg(p); }
+// Where a format's planes lie. Weights in global memory are read once: keep them out of L1, which holds the activations.
+struct InGlobal {
+    __device__ __forceinline__ static uint4 load16(const u8* p) {
+        uint4 v;
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(p));
+        return v;
+    }
+    __device__ __forceinline__ static uint2 load8(const u8* p) {
+        uint2 v;
+        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+        return v;
+    }
+    __device__ __forceinline__ static u32 load4(const u8* p) { return __ldg(reinterpret_cast<const u32*>(p)); }
+    __device__ __forceinline__ static u32 load2(const u8* p) { return __ldg(reinterpret_cast<const u16*>(p)); }
+    __device__ __forceinline__ static u32 load1(const u8* p) { return __ldg(p); }
+};
+struct InShared {
+    __device__ __forceinline__ static uint4 load16(const u8* p) { return *reinterpret_cast<const uint4*>(p); }
+    __device__ __forceinline__ static uint2 load8(const u8* p) { return *reinterpret_cast<const uint2*>(p); }
+    __device__ __forceinline__ static u32 load4(const u8* p) { return *reinterpret_cast<const u32*>(p); }
+    __device__ __forceinline__ static u32 load2(const u8* p) { return *reinterpret_cast<const u16*>(p); }
+    __device__ __forceinline__ static u32 load1(const u8* p) { return *p; }
+};
 
 // Nibbles of four words, low halves first: words 2p and 2p + 1 come from word p.
 __device__ __forceinline__ void split_nibbles(const uint4& v, int (&q)[8]) {
@@ -65,13 +74,16 @@ __device__ __forceinline__ void copy_bytes(u8* out, const u8* in, int n) {
 struct Q4_K {
     static constexpr int BLOCK_N_BYTES = 144, SUBS = 8;
     static constexpr bool HAS_MIN = true, HALF_SCALES = false;
+    static constexpr int N_PLANES = 2;
+    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : 64; }
     struct Raw {
         uint4 qs, meta;
     };
-    __device__ static Raw load(const u8* w, i64 n_sub, i64 i) {
-        return {load16(w + 16 * i), load16(w + 16 * n_sub + 16 * (i >> 3))};
+    template <class M = InGlobal, class I = i64>
+    __device__ static Raw load(const u8* w, I n_sub, I i) {
+        return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3))};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out) {
+    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
         split_nibbles(raw.qs, out.q);
         scale_min_k4(raw.meta, s & 7, out.scale, out.minimum);
     }
@@ -86,14 +98,17 @@ struct Q4_K {
 struct Q5_K {
     static constexpr int BLOCK_N_BYTES = 176, SUBS = 8;
     static constexpr bool HAS_MIN = true, HALF_SCALES = false;
+    static constexpr int N_PLANES = 3;
+    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : plane == 1 ? 64 : 128; }
     struct Raw {
         uint4 qs, meta;
         u32 qh;
     };
-    __device__ static Raw load(const u8* w, i64 n_sub, i64 i) {
-        return {load16(w + 16 * i), load16(w + 16 * n_sub + 16 * (i >> 3)), load4(w + 18 * n_sub + 4 * i)};
+    template <class M = InGlobal, class I = i64>
+    __device__ static Raw load(const u8* w, I n_sub, I i) {
+        return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3)), M::load4(w + 18 * n_sub + 4 * i)};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out) {
+    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
         split_nibbles(raw.qs, out.q);
 #pragma unroll
         for (int word = 0; word < 8; ++word) out.q[word] |= ((raw.qh >> word) & 0x01010101u) << 4;
@@ -114,16 +129,19 @@ struct Q5_K {
 struct Q6_K {
     static constexpr int BLOCK_N_BYTES = 210, SUBS = 8;
     static constexpr bool HAS_MIN = false, HALF_SCALES = true;
+    static constexpr int N_PLANES = 4;
+    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : plane == 1 ? 256 : plane == 2 ? 64 : 8; }
     struct Raw {
         uint4 ql;
         uint2 qh;
         u32 scales, d;
     };
-    __device__ static Raw load(const u8* w, i64 n_sub, i64 i) {
-        return {load16(w + 16 * i), load8(w + 16 * n_sub + 8 * i), load2(w + 24 * n_sub + 2 * i),
-                load2(w + 26 * n_sub + 2 * (i >> 3))};
+    template <class M = InGlobal, class I = i64>
+    __device__ static Raw load(const u8* w, I n_sub, I i) {
+        return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * i), M::load2(w + 24 * n_sub + 2 * i),
+                M::load2(w + 26 * n_sub + 2 * (i >> 3))};
     }
-    __device__ static void decode(const Raw& raw, int, Weights& out) {
+    __device__ static void decode(const Raw& raw, int, Weights& out, const u32* = nullptr) {
         split_nibbles(raw.ql, out.q);
 #pragma unroll
         for (int word = 0; word < 8; ++word) {
@@ -165,14 +183,17 @@ __device__ __forceinline__ u32 iq4_lookup(u32 nibbles) {
 struct IQ4_XS {
     static constexpr int BLOCK_N_BYTES = 136, SUBS = 8;
     static constexpr bool HAS_MIN = false, HALF_SCALES = false;
+    static constexpr int N_PLANES = 2;
+    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : 32; }
     struct Raw {
         uint4 qs;
         uint2 meta;
     };
-    __device__ static Raw load(const u8* w, i64 n_sub, i64 i) {
-        return {load16(w + 16 * i), load8(w + 16 * n_sub + 8 * (i >> 3))};
+    template <class M = InGlobal, class I = i64>
+    __device__ static Raw load(const u8* w, I n_sub, I i) {
+        return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * (i >> 3))};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out) {
+    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
         const u32 words[4] = {raw.qs.x, raw.qs.y, raw.qs.z, raw.qs.w};
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
@@ -196,19 +217,35 @@ struct IQ4_XS {
 };
 
 // IQ3_S: planes of 8 (indices), 4 (signs) and 1 (ninth index bits) bytes a sub-block, 4 (scales) and 2 (d) a super-block.
-// The 512 groups of four magnitudes are a table in device memory, one word each (small enough for L1).
+// The 512 groups of four magnitudes are a table in device memory, one word each; `grid` is that or a copy of it.
+constexpr int IQ3S_GRID_SIZE = 512;
+__device__ u32 iq3s_grid[IQ3S_GRID_SIZE];  // filled by the host after the module is loaded
+
 struct IQ3_S {
     static constexpr int BLOCK_N_BYTES = 110, SUBS = 8;
     static constexpr bool HAS_MIN = false, HALF_SCALES = false;
+    static constexpr int N_PLANES = 5;
+    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 256 : plane == 1 ? 128 : plane == 2 ? 32 : plane == 3 ? 16 : 8; }
     struct Raw {
         uint2 qs;
         u32 signs, qh, scales, d;
     };
-    __device__ static Raw load(const u8* w, i64 n_sub, i64 i) {
-        return {load8(w + 8 * i), load4(w + 8 * n_sub + 4 * i), load1(w + 12 * n_sub + i),
-                load1(w + 13 * n_sub + (i >> 1)), load2(w + 13 * n_sub + n_sub / 2 + 2 * (i >> 3))};
+    template <class M = InGlobal, class I = i64>
+    __device__ static Raw load(const u8* w, I n_sub, I i) {
+        return {M::load8(w + 8 * i), M::load4(w + 8 * n_sub + 4 * i), M::load1(w + 12 * n_sub + i),
+                M::load1(w + 13 * n_sub + (i >> 1)), M::load2(w + 13 * n_sub + n_sub / 2 + 2 * (i >> 3))};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out);
+    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* grid = iq3s_grid) {
+#pragma unroll
+        for (int word = 0; word < 8; ++word) {
+            const u32 low = ((word < 4 ? raw.qs.x : raw.qs.y) >> (8 * (word & 3))) & 0xffu;
+            const u32 magnitudes = grid[low | (((raw.qh >> word) & 1u) << 8)];
+            // Four sign bits become bytes of 0x00 or 0xff; (m ^ mask) - mask negates those bytes.
+            const u32 mask = ((((raw.signs >> (4 * word)) & 15u) * 0x00204081u) & 0x01010101u) * 0xffu;
+            out.q[word] = __vsub4(magnitudes ^ mask, mask);
+        }
+        out.scale = mul(half_to_float(u16(raw.d)), float(1 + 2 * ((raw.scales >> (4 * (s & 1))) & 15)));
+    }
     __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
         copy_bytes(w + 8 * i, block + 2 + 8 * s, 8);
         copy_bytes(w + 8 * n_sub + 4 * i, block + 74 + 4 * s, 4);
@@ -220,32 +257,21 @@ struct IQ3_S {
     }
 };
 
-__device__ u32 iq3s_grid[512];  // filled by the host after the module is loaded
-
-__device__ __forceinline__ void IQ3_S::decode(const Raw& raw, int s, Weights& out) {
-#pragma unroll
-    for (int word = 0; word < 8; ++word) {
-        const u32 low = ((word < 4 ? raw.qs.x : raw.qs.y) >> (8 * (word & 3))) & 0xffu;
-        const u32 magnitudes = iq3s_grid[low | (((raw.qh >> word) & 1u) << 8)];
-        // Four sign bits become bytes of 0x00 or 0xff; (m ^ mask) - mask negates those bytes.
-        const u32 mask = ((((raw.signs >> (4 * word)) & 15u) * 0x00204081u) & 0x01010101u) * 0xffu;
-        out.q[word] = __vsub4(magnitudes ^ mask, mask);
-    }
-    out.scale = mul(half_to_float(u16(raw.d)), float(1 + 2 * ((raw.scales >> (4 * (s & 1))) & 15)));
-}
-
 // Q8_0: 32 bytes a sub-block, d a sub-block.
 struct Q8_0 {
     static constexpr int BLOCK_N_BYTES = 34, SUBS = 1;
     static constexpr bool HAS_MIN = false, HALF_SCALES = false;
+    static constexpr int N_PLANES = 2;
+    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 1024 : 64; }
     struct Raw {
         uint4 low, high;
         u32 d;
     };
-    __device__ static Raw load(const u8* w, i64 n_sub, i64 i) {
-        return {load16(w + 32 * i), load16(w + 32 * i + 16), load2(w + 32 * n_sub + 2 * i)};
+    template <class M = InGlobal, class I = i64>
+    __device__ static Raw load(const u8* w, I n_sub, I i) {
+        return {M::load16(w + 32 * i), M::load16(w + 32 * i + 16), M::load2(w + 32 * n_sub + 2 * i)};
     }
-    __device__ static void decode(const Raw& raw, int, Weights& out) {
+    __device__ static void decode(const Raw& raw, int, Weights& out, const u32* = nullptr) {
         const u32 words[8] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
                               raw.high.x, raw.high.y, raw.high.z, raw.high.w};
 #pragma unroll

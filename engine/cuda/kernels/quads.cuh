@@ -81,9 +81,14 @@ __device__ __forceinline__ float tree_rows(float (&v)[N], int lane) {
     return sum;
 }
 
-// Quantise a row held as quads; all lanes of the warp take part. `quad` is the quad's index in the row that q and
-// scales belong to; lanes whose quad lies behind the row pass zeros and store = false. As quantize_group does it.
-__device__ __forceinline__ void quantize_quad(float4 v, int quad, bool store, i8* q, GroupScale* scales) {
+// A quad of a group of 32, quantised: its four int8, and the group's scale and sum, which all eight lanes have.
+struct QuantizedQuad {
+    u32 q;
+    GroupScale scale;
+};
+
+// Quantise a quad; all lanes of the warp take part, eight consecutive ones a group. As quantize_group does it.
+__device__ __forceinline__ QuantizedQuad quantized_quad(float4 v) {
     float amax = max_nan(max_nan(fabsf(v.x), fabsf(v.y)), max_nan(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) amax = max_nan(amax, __shfl_xor_sync(0xffffffffu, amax, offset));
@@ -94,7 +99,15 @@ __device__ __forceinline__ void quantize_quad(float4 v, int quad, bool store, i8
     int total = a + b + c + d;
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
+    const u32 packed = u32(a & 0xff) | u32(b & 0xff) << 8 | u32(c & 0xff) << 16 | u32(d & 0xff) << 24;
+    return {packed, GroupScale{zero ? 0.0f : div(amax, 127.0f), total}};
+}
+
+// Quantise a row held as quads; all lanes of the warp take part. `quad` is the quad's index in the row that q and
+// scales belong to; lanes whose quad lies behind the row pass zeros and store = false.
+__device__ __forceinline__ void quantize_quad(float4 v, int quad, bool store, i8* q, GroupScale* scales) {
+    const QuantizedQuad quantized = quantized_quad(v);
     if (!store) return;
-    reinterpret_cast<u32*>(q)[quad] = u32(a & 0xff) | u32(b & 0xff) << 8 | u32(c & 0xff) << 16 | u32(d & 0xff) << 24;
-    if (quad % 8 == 0) scales[quad / 8] = GroupScale{zero ? 0.0f : div(amax, 127.0f), total};
+    reinterpret_cast<u32*>(q)[quad] = quantized.q;
+    if (quad % 8 == 0) scales[quad / 8] = quantized.scale;
 }

@@ -20,6 +20,19 @@ struct Input {
     const GroupScale* scales;
 };
 
+// The f32 term of one sub-block: 32 weights times the activations a, b of one group with its scale and sum.
+template <class F>
+__device__ __forceinline__ float sub_block_term(const Weights& w, const int4& a, const int4& b, const GroupScale& group) {
+    int low = __dp4a(w.q[0], a.x, 0), high = __dp4a(w.q[4], b.x, 0);
+    low = __dp4a(w.q[1], a.y, low), high = __dp4a(w.q[5], b.y, high);
+    low = __dp4a(w.q[2], a.z, low), high = __dp4a(w.q[6], b.z, high);
+    low = __dp4a(w.q[3], a.w, low), high = __dp4a(w.q[7], b.w, high);
+    const int dot = F::HALF_SCALES ? w.scale_low * low + w.scale_high * high : low + high;
+    float term = mul(w.scale, float(dot));
+    if (F::HAS_MIN) term = sub(term, mul(w.minimum, float(group.total)));
+    return mul(term, group.d);
+}
+
 template <class F, int N_TOKENS>
 __device__ __forceinline__ void add_sub_block(const typename F::Raw& raw, int s, int n_in, const Input& h,
                                               int n_tokens, float (&acc)[N_TOKENS]) {
@@ -29,16 +42,7 @@ __device__ __forceinline__ void add_sub_block(const typename F::Raw& raw, int s,
     for (int t = 0; t < N_TOKENS; ++t) {
         if (N_TOKENS > 1 && t >= n_tokens) break;
         const int4* q = reinterpret_cast<const int4*>(h.q + i64(t) * n_in + SUB_BLOCK * s);
-        const int4 a = q[0], b = q[1];
-        const int2 group = *reinterpret_cast<const int2*>(h.scales + t * (n_in / SUB_BLOCK) + s);
-        int low = __dp4a(w.q[0], a.x, 0), high = __dp4a(w.q[4], b.x, 0);
-        low = __dp4a(w.q[1], a.y, low), high = __dp4a(w.q[5], b.y, high);
-        low = __dp4a(w.q[2], a.z, low), high = __dp4a(w.q[6], b.z, high);
-        low = __dp4a(w.q[3], a.w, low), high = __dp4a(w.q[7], b.w, high);
-        const int dot = F::HALF_SCALES ? w.scale_low * low + w.scale_high * high : low + high;
-        float term = mul(w.scale, float(dot));
-        if (F::HAS_MIN) term = sub(term, mul(w.minimum, float(group.y)));
-        acc[t] = add(acc[t], mul(term, __int_as_float(group.x)));
+        acc[t] = add(acc[t], sub_block_term<F>(w, q[0], q[1], h.scales[t * (n_in / SUB_BLOCK) + s]));
     }
 }
 
@@ -81,10 +85,10 @@ __device__ __forceinline__ void add_strips_from(const u8* w, i64 n_out, i64 row,
 constexpr int QUADS_IN_FLIGHT = 10;
 
 // Float rows: lane l takes quads l, l + 32, ...; several are asked for before the first is used.
-template <class F, int N_IN, int N_TOKENS>
+template <class F, int N_IN, int N_TOKENS, int IN_FLIGHT = QUADS_IN_FLIGHT>
 __device__ __forceinline__ void add_quads(const u8* w, i64 row, const Input& h, int n_tokens, float (&acc)[N_TOKENS]) {
     const u8* weights = w + row * N_IN * F::N_BYTES;
-#pragma unroll QUADS_IN_FLIGHT
+#pragma unroll IN_FLIGHT
     for (int quad = threadIdx.x % WARP; quad < N_IN / 4; quad += WARP) {
         const float4 a = F::load_quad(weights + i64(quad) * 4 * F::N_BYTES);
 #pragma unroll

@@ -1,0 +1,70 @@
+// stream_gate_up: y[r] = silu(G[r] . h) * (U[r] . h) for one token, h = rms_norm(x); y quantised in groups of 32 rows
+// G, U (n_ff, N_IN) in planes of formats FG and FU, N_IN a multiple of 1024, n_ff of 32; x, norm_weight (N_IN) f32;
+// y (n_ff) f32, y_q (n_ff) i8, y_scales (n_ff / 32); done (n_ff / 32) u32, zero before the first call and after each:
+// rows of a group that are there
+// bytes    both matrices once, 8 * N_IN per block, 5.25 * n_ff written
+// launch   grid (blocks, at best one a multiprocessor), block (512), dynamic shared memory
+// numerics row_dot.cuh; norm.cuh; silu, product and quantisation of docs/numerics.md
+// order    a group lies in one block's share, which quantises it, or in two: then the block that finishes last does
+constexpr u32 WHOLE_GROUP = SUB_BLOCK;
+
+// Whether all rows of the group are there now that `n` more are; what other blocks wrote is then visible to this warp.
+__device__ __forceinline__ bool completes_group(u32* done, u32 n) {
+    u32 n_there = 0;
+    if (threadIdx.x % WARP == 0) {
+        __threadfence();
+        n_there = atomicAdd(done, n) + n;
+        if (n_there == WHOLE_GROUP) *done = 0;
+    }
+    const bool is_whole = __shfl_sync(0xffffffffu, n_there, 0) == WHOLE_GROUP;
+    if (is_whole) __threadfence();
+    return is_whole;
+}
+
+template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES, int N_BLOCKS>
+__global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
+    stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
+                   float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
+    using G = Piece<FG, N_IN, N_STRIPS>;
+    using U = Piece<FU, N_IN, N_STRIPS>;
+    constexpr int STAGE_N_BYTES = G::N_BYTES + U::N_BYTES;
+    extern __shared__ __align__(16) u8 shared[];
+    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * N_STAGES * STAGE_N_BYTES);
+    const u32* grid = nullptr;
+    if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const Share share = Share::of_block(n_ff);
+    const auto row_of = [&](int step) { return share.begin + warp + step / G::N_PIECES * STREAM_WARPS; };
+    const auto ask = [&](int step, u8* stage) {
+        G::ask(stage, gate, n_ff, row_of(step), step % G::N_PIECES);
+        U::ask(stage + G::N_BYTES, up, n_ff, row_of(step), step % G::N_PIECES);
+    };
+    const Ring<N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES,
+                                             share.n_of_warp(warp, STREAM_WARPS) * G::N_PIECES};
+    take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
+    release_dependents();
+    float g = 0.0f, u = 0.0f;
+    ring.drain(ask, [&](int step, const u8* stage) {
+        const int piece = step % G::N_PIECES;
+#pragma unroll
+        for (int i = 0; i < N_STRIPS; i++) {
+            const int strip = piece * N_STRIPS + i, s = strip * WARP + lane;
+            if (strip >= G::OF_ROW) break;
+            const GroupActivations a = input->group(s);
+            g = add(g, G::term(stage, i, s, a, grid));
+            u = add(u, U::term(stage + G::N_BYTES, i, s, a, grid));
+        }
+        if (piece < G::N_PIECES - 1) return;
+        const float product = mul(silu(tree(g)), tree(u));
+        g = u = 0.0f;
+        if (lane > 0) return;
+        check_finite(product, op, fault);
+        y[row_of(step)] = product;
+    });
+    __syncthreads();
+    for (int group = share.begin / SUB_BLOCK + warp; group * SUB_BLOCK < share.end; group += STREAM_WARPS) {
+        const int first = max(share.begin, group * SUB_BLOCK), last = min(share.end, (group + 1) * SUB_BLOCK);
+        if (last - first < SUB_BLOCK && !completes_group(done + group, last - first)) continue;
+        quantize_group(__ldcg(y + group * SUB_BLOCK + lane), group, y_q, y_scales, lane);
+    }
+}

@@ -1,0 +1,240 @@
+"""Launchers of the stream_* kernels: matrices times one token, streamed through shared memory, a block a multiprocessor.
+
+They take quantised rows of whole strips of 1024 weights, such as 5120, 6144 and 17408; `takes` tells. For everything
+else there are the kernels of `engine.cuda.gemv`, which give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import quants
+from engine.cuda.buffers import DeviceActivation
+from engine.cuda.gemv import ADD_RESIDUAL, LOGITS, PROJECT_PARTS, DeviceMatrix
+from engine.numerics import SUB_BLOCK
+from engine.quants import QUANT_FORMATS
+
+if TYPE_CHECKING:
+    import cupy
+
+    from engine.cuda.kernels import Kernels
+
+STREAM_WARPS = 16
+STRIP = 1024
+"""Weights in a strip: 32 sub-blocks of 32, one a lane."""
+IQ3S_GRID_N_BYTES = 2048
+RESERVED_N_BYTES = 1024 + 64
+"""Shared memory of a block beside the dynamic part: what the device keeps, and the static part."""
+SHARED_N_BYTES = {80: 164 << 10, 87: 164 << 10, 90: 228 << 10, 100: 228 << 10, 103: 228 << 10, 110: 228 << 10}
+"""Shared memory of a multiprocessor by compute capability (CUDA C++ Programming Guide, technical specifications)."""
+SMALLEST_SHARED_N_BYTES = 100 << 10
+MOST_STRIPS, FEWEST_STAGES = 3, 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a launch must know of the device."""
+
+    n_sm: int
+    shared_n_bytes: int
+
+    @staticmethod
+    def of(arch: str, n_sm: int) -> Target:
+        """Return the target of an architecture such as "sm_90" with n_sm multiprocessors."""
+        return Target(n_sm, SHARED_N_BYTES.get(int(arch.removeprefix("sm_")), SMALLEST_SHARED_N_BYTES))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a kernel cuts its rows: strips in a piece, pieces of a warp on the way, blocks that a multiprocessor holds.
+
+    shared_n_bytes: dynamic shared memory of a block.
+    """
+
+    n_strips: int
+    n_stages: int
+    n_blocks: int
+    shared_n_bytes: int
+
+    @property
+    def template_arguments(self) -> str:
+        """The part of a name expression that says so."""
+        return f"{self.n_strips}, {self.n_stages}, {self.n_blocks}"
+
+
+def takes(n_in: int, *type_names: str) -> bool:
+    """Return whether rows of n_in weights of these types can be streamed."""
+    return n_in % STRIP == 0 and all(map(quants.is_quantized, type_names))
+
+
+def takes_gate_up(n_in: int, n_ff: int, gate: str, up: str) -> bool:
+    """Return whether `gate_up_silu` serves n_ff rows of n_in weights of these types."""
+    return takes(n_in, gate, up) and n_ff % SUB_BLOCK == 0
+
+
+def takes_any(n_in: int, type_names: Sequence[str]) -> bool:
+    """Return whether `project` serves matrices of these types: with a quantised one, others may be of floats."""
+    return any(takes(n_in, name) for name in type_names)
+
+
+def shape(n_in: int, strip_n_bytes: Sequence[int], n_warps: int, beside_n_bytes: int, shared_n_bytes: int) -> Shape:
+    """Return how to cut rows of n_in weights so that two kernels, this one and the next, fit on a multiprocessor.
+
+    strip_n_bytes: of each matrix that one stage holds; beside_n_bytes: what the block keeps in shared memory besides.
+    Where half of the shared memory is too little for two stages of one strip, the kernel takes all of it.
+    """
+    for n_blocks in (2, 1):
+        room = shared_n_bytes // n_blocks - RESERVED_N_BYTES
+        for n_strips in range(min(MOST_STRIPS, n_in // STRIP), 0, -1):
+            stage = n_warps * sum(-(-n_strips * n_bytes // 16) * 16 for n_bytes in strip_n_bytes)
+            n_stages = (room - beside_n_bytes) // stage
+            if n_stages >= (FEWEST_STAGES if n_strips > 1 else 2):
+                n_stages = min(n_stages, 8)
+                return Shape(n_strips, n_stages, n_blocks, n_stages * stage + beside_n_bytes)
+    raise ValueError(f"rows of {n_in} weights do not fit into {shared_n_bytes} bytes of shared memory")
+
+
+def strip_n_bytes(type_name: str) -> int:
+    """Return the bytes of 1024 weights."""
+    form = QUANT_FORMATS[type_name]
+    return STRIP // form.n_weights * form.block.itemsize
+
+
+def gemv_shape(type_name: str, n_in: int, target: Target) -> Shape:
+    """Return the shape of stream_gemv."""
+    return shape(n_in, [strip_n_bytes(type_name)], STREAM_WARPS, _beside(n_in, [type_name]), target.shared_n_bytes)
+
+
+def gemv_expression(type_name: str, n_in: int, mode: int, normed: bool, target: Target) -> str:
+    """Return the name expression of stream_gemv; normed: the kernel normalises its input."""
+    s = gemv_shape(type_name, n_in, target)
+    return f"stream_gemv<{type_name}, {n_in}, {mode}, {str(normed).lower()}, {s.template_arguments}>"
+
+
+def gate_up_shape(gate: str, up: str, n_in: int, target: Target) -> Shape:
+    """Return the shape of stream_gate_up."""
+    strips = [strip_n_bytes(gate), strip_n_bytes(up)]
+    return shape(n_in, strips, STREAM_WARPS, _beside(n_in, [gate, up]), target.shared_n_bytes)
+
+
+def gate_up_expression(gate: str, up: str, n_in: int, target: Target) -> str:
+    """Return the name expression of stream_gate_up."""
+    s = gate_up_shape(gate, up, n_in, target)
+    return f"stream_gate_up<{gate}, {up}, {n_in}, {s.template_arguments}>"
+
+
+def project_shape(type_names: Sequence[str], n_in: int, target: Target) -> Shape:
+    """Return the shape of stream_project."""
+    streamed = [strip_n_bytes(name) for name in type_names if quants.is_quantized(name)]
+    has_float = len(streamed) < len(type_names)
+    beside = _beside(n_in, type_names) + (4 * n_in if has_float else 0)
+    return shape(n_in, [max(streamed, default=16)], STREAM_WARPS - has_float, beside, target.shared_n_bytes)
+
+
+def project_expression(type_names: Sequence[str], n_in: int, target: Target) -> str:
+    """Return the name expression of stream_project for up to PROJECT_PARTS matrices, in the caller's order."""
+    s = project_shape(type_names, n_in, target)
+    absent = ["Absent"] * (PROJECT_PARTS - len(type_names))
+    return f"stream_project<{n_in}, {', '.join([*type_names, *absent])}, {s.template_arguments}>"
+
+
+@dataclass(frozen=True)
+class NormInput:
+    """A row that a kernel normalises itself: x (1, n_embd) f32, weight (n_embd) f32."""
+
+    x: cupy.ndarray
+    weight: cupy.ndarray
+    eps: float
+
+
+def gemv(
+    kernels: Kernels,
+    target: Target,
+    matrix: DeviceMatrix,
+    h: DeviceActivation,
+    residual: cupy.ndarray,
+) -> cupy.ndarray:
+    """Add W h to `residual` (1, n_out) f32 in place and return it."""
+    expression = gemv_expression(matrix.type_name, matrix.n_in, ADD_RESIDUAL, False, target)
+    no_norm = (residual, residual, np.float32(0))
+    arguments = (
+        matrix.data,
+        np.int32(matrix.n_out),
+        *no_norm,
+        h.q,
+        h.scales,
+        residual,
+        residual,
+        np.uint32(0),
+        residual,
+    )
+    _launch(kernels, target, expression, gemv_shape(matrix.type_name, matrix.n_in, target), arguments)
+    return residual
+
+
+def head(
+    kernels: Kernels,
+    target: Target,
+    matrix: DeviceMatrix,
+    h: NormInput,
+    logits: cupy.ndarray,
+    *,
+    fault: cupy.ndarray,
+    op: int,
+) -> cupy.ndarray:
+    """Write W rms_norm(x) to `logits` (1, n_out) f32 and return it."""
+    expression = gemv_expression(matrix.type_name, matrix.n_in, LOGITS, True, target)
+    norm = (h.x, h.weight, np.float32(h.eps))
+    arguments = (matrix.data, np.int32(matrix.n_out), *norm, logits, logits, logits, logits, np.uint32(op), fault)
+    _launch(kernels, target, expression, gemv_shape(matrix.type_name, matrix.n_in, target), arguments)
+    return logits
+
+
+def project(
+    kernels: Kernels, target: Target, matrices: Sequence[DeviceMatrix], h: NormInput, outs: Sequence[cupy.ndarray]
+) -> tuple[cupy.ndarray, ...]:
+    """Write W rms_norm(x) of each matrix to its place in `outs`, each (1, n_out) f32, in one launch."""
+    types, n_in = [matrix.type_name for matrix in matrices], matrices[0].n_in
+    parts = [part for m, out in zip(matrices, outs, strict=True) for part in (m.data, np.int32(m.n_out), out)]
+    parts += [outs[0], np.int32(0), outs[0]] * (PROJECT_PARTS - len(matrices))
+    arguments = (*parts, h.x, h.weight, np.float32(h.eps))
+    _launch(kernels, target, project_expression(types, n_in, target), project_shape(types, n_in, target), arguments)
+    return tuple(outs)
+
+
+def gate_up_silu(
+    kernels: Kernels,
+    target: Target,
+    gate: DeviceMatrix,
+    up: DeviceMatrix,
+    h: NormInput,
+    out: DeviceActivation,
+    *,
+    done: cupy.ndarray,
+    fault: cupy.ndarray,
+    op: int,
+) -> DeviceActivation:
+    """Write silu(gate rms_norm(x)) * (up rms_norm(x)), quantised, to `out` and return it.
+
+    done: u32 counters, one per 32 rows, zero before the first call; the kernel leaves them zero.
+    """
+    types = gate.type_name, up.type_name
+    norm = (h.x, h.weight, np.float32(h.eps))
+    outputs = (out.x, out.q, out.scales, done, np.uint32(op), fault)
+    arguments = (gate.data, up.data, np.int32(gate.n_out), *norm, *outputs)
+    expression, cut = gate_up_expression(*types, gate.n_in, target), gate_up_shape(*types, gate.n_in, target)
+    _launch(kernels, target, expression, cut, arguments)
+    return out
+
+
+def _beside(n_in: int, type_names: Sequence[str]) -> int:
+    """Return the shared memory of one token's activations, and of the IQ3_S table where a matrix needs it."""
+    return n_in + n_in // 4 + (IQ3S_GRID_N_BYTES if "IQ3_S" in type_names else 0)
+
+
+def _launch(kernels: Kernels, target: Target, expression: str, cut: Shape, arguments: tuple[object, ...]) -> None:
+    kernels[expression]((target.n_sm,), (32 * STREAM_WARPS,), arguments, cut.shared_n_bytes)
