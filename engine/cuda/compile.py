@@ -28,6 +28,7 @@ OPTIONS = (
     "--prec-div=true",
     "--prec-sqrt=true",
     "--std=c++17",
+    "--device-as-default-execution-space",  # NVRTC 13.0 takes a generic lambda for a host function otherwise
     "--ptxas-options=-v",
 )
 CACHE_VARIABLE = "HYBRID_CACHE_DIR"

@@ -1,4 +1,4 @@
-"""Launchers of the stream_* kernels: matrices times one token, streamed through shared memory, a block a multiprocessor.
+"""Launchers of the stream_* kernels: matrices times one token, by one block a multiprocessor, through shared memory.
 
 They take quantised rows of whole strips of 1024 weights, such as 5120, 6144 and 17408; `takes` tells. For everything
 else there are the kernels of `engine.cuda.gemv`, which give the same bits.

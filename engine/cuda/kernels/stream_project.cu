@@ -38,7 +38,7 @@ struct stage_n_bytes<F16, N_IN, N_STRIPS> : stage_n_bytes<Absent, N_IN, N_STRIPS
 template <int N_IN, int N_STRIPS>
 struct stage_n_bytes<BF16, N_IN, N_STRIPS> : stage_n_bytes<Absent, N_IN, N_STRIPS> {};
 
-__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // Run use(part_format, row) if `row` lies in this part and MATCHES; else count the part's rows off.
 template <class F, bool MATCHES, class Use>
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     const Ring<N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES, n_rows * N_PIECES};
     take_normed<N_IN>(input, normed, NormInput{x, norm_weight, eps}, [&] {
         ring.fill(ask);
-        if (warp < N_WARPS || blockIdx.x >= n_float) return;
+        if (warp < N_WARPS || int(blockIdx.x) >= n_float) return;
         floats(blockIdx.x, [&](auto format, const Part& part, int row) {
             prefetch_run(part.w + i64(row) * N_IN * decltype(format)::N_BYTES, N_IN * decltype(format)::N_BYTES);
         });
