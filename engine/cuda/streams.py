@@ -32,7 +32,12 @@ RESERVED_N_BYTES = 1024 + 64
 SHARED_N_BYTES = {80: 164 << 10, 87: 164 << 10, 90: 228 << 10, 100: 228 << 10, 103: 228 << 10, 110: 228 << 10}
 """Shared memory of a multiprocessor by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 SMALLEST_SHARED_N_BYTES = 100 << 10
-MOST_STRIPS, FEWEST_STAGES = 3, 3
+MOST_STRIPS, MOST_STAGES = 6, 12
+IN_FLIGHT_N_BYTES = 40_000
+"""Bytes on the way to a multiprocessor that are enough: more than device memory delivers to one in its latency."""
+ROOM_FOR_TWO_N_BYTES = 160 << 10
+"""Shared memory from which on a block takes half of it, so that the next kernel's can come before it has ended.
+Where there is less, device memory is slow enough for the gap between kernels not to matter."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +87,35 @@ def takes_any(n_in: int, type_names: Sequence[str]) -> bool:
 
 
 def shape(n_in: int, strip_n_bytes: Sequence[int], n_warps: int, beside_n_bytes: int, shared_n_bytes: int) -> Shape:
-    """Return how to cut rows of n_in weights so that two kernels, this one and the next, fit on a multiprocessor.
+    """Return how to cut rows of n_in weights: the longest pieces that leave enough bytes on the way.
 
     strip_n_bytes: of each matrix that one stage holds; beside_n_bytes: what the block keeps in shared memory besides.
-    Where half of the shared memory is too little for two stages of one strip, the kernel takes all of it.
     """
-    for n_blocks in (2, 1):
-        room = shared_n_bytes // n_blocks - RESERVED_N_BYTES
-        for n_strips in range(min(MOST_STRIPS, n_in // STRIP), 0, -1):
-            stage = n_warps * sum(-(-n_strips * n_bytes // 16) * 16 for n_bytes in strip_n_bytes)
-            n_stages = (room - beside_n_bytes) // stage
-            if n_stages >= (FEWEST_STAGES if n_strips > 1 else 2):
-                n_stages = min(n_stages, 8)
-                return Shape(n_strips, n_stages, n_blocks, n_stages * stage + beside_n_bytes)
-    raise ValueError(f"rows of {n_in} weights do not fit into {shared_n_bytes} bytes of shared memory")
+    n_blocks = 2 if shared_n_bytes >= ROOM_FOR_TWO_N_BYTES else 1
+    room = shared_n_bytes // n_blocks - RESERVED_N_BYTES - beside_n_bytes
+    cuts = [_cut(n_in // STRIP, n, n_warps, strip_n_bytes, room) for n in range(1, MOST_STRIPS + 1)]
+    enough = [cut for cut in cuts if cut.in_flight_n_bytes >= IN_FLIGHT_N_BYTES]
+    cut = enough[-1] if enough else max(cuts, key=lambda cut: cut.in_flight_n_bytes)
+    if cut.n_stages < 2:
+        raise ValueError(f"rows of {n_in} weights do not fit into {shared_n_bytes} bytes of shared memory")
+    return Shape(cut.n_strips, cut.n_stages, n_blocks, cut.n_bytes + beside_n_bytes)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    n_strips: int
+    n_stages: int
+    n_bytes: int
+    in_flight_n_bytes: float
+
+
+def _cut(strips_of_row: int, n_strips: int, n_warps: int, strip_n_bytes: Sequence[int], room_n_bytes: int) -> _Cut:
+    """Return what pieces of n_strips come to; while one of the stages is in use, the others are on their way."""
+    n_pieces = -(-strips_of_row // n_strips)
+    stage_n_bytes = n_warps * sum(-(-n_strips * n_bytes // 16) * 16 for n_bytes in strip_n_bytes)
+    n_stages = min(room_n_bytes // stage_n_bytes, MOST_STAGES)
+    in_flight = (n_stages - 1) * strips_of_row / n_pieces * n_warps * sum(strip_n_bytes)
+    return _Cut(n_strips, n_stages, n_stages * stage_n_bytes, in_flight)
 
 
 def strip_n_bytes(type_name: str) -> int:

@@ -44,28 +44,48 @@ struct Share {
     }
 };
 
-// Up to N_STRIPS strips of a row, laid out in shared memory as a matrix of their own.
+// A number known at compile time, for calls that must be unrolled.
+template <int V>
+struct Int {
+    static constexpr int value = V;
+};
+
+// body(Int<0>), ..., body(Int<N - 1>)
+template <int N, int FIRST = 0, class Body>
+__device__ __forceinline__ void unrolled(Body body) {
+    if constexpr (FIRST < N) {
+        body(Int<FIRST>{});
+        unrolled<N, FIRST + 1>(body);
+    }
+}
+
+// Pieces of a row, N_STRIPS strips each (the last may have fewer), laid out in shared memory as matrices of their own.
 template <class F, int N_IN, int N_STRIPS>
-struct Piece {
-    static constexpr int OF_ROW = N_IN / STRIP, N_PIECES = (OF_ROW + N_STRIPS - 1) / N_STRIPS;
+struct Pieces {
+    static constexpr int OF_ROW = N_IN / STRIP, N = (OF_ROW + N_STRIPS - 1) / N_STRIPS;
     static constexpr int N_SUB = N_STRIPS * WARP, N_BYTES = (N_SUB / F::SUBS * F::BLOCK_N_BYTES + 15) / 16 * 16;
 
-    // Ask for piece number `piece` of a row.
-    __device__ __forceinline__ static void ask(u8* to, const u8* w, i64 n_out, i64 row, int piece) {
-        const i64 strip = row * OF_ROW + piece * N_STRIPS;
-        const int n = OF_ROW % N_STRIPS == 0 ? N_STRIPS : min(N_STRIPS, OF_ROW - piece * N_STRIPS);
+    __device__ __forceinline__ static constexpr int n_strips(int piece) {
+        return OF_ROW - piece * N_STRIPS < N_STRIPS ? OF_ROW - piece * N_STRIPS : N_STRIPS;
+    }
+
+    // Ask for piece P of a row.
+    template <int P>
+    __device__ __forceinline__ static void ask(u8* to, const u8* w, i64 n_out, i64 row) {
 #pragma unroll
         for (int plane = 0; plane < F::N_PLANES; plane++) {
-            if (F::strip_n_bytes(plane) % 16 == 0)
-                copy_run<16>(to, w, F::strip_n_bytes(plane), strip, n);
+            const int strip_n_bytes = F::strip_n_bytes(plane);
+            const u8* from = w + (row * OF_ROW + P * N_STRIPS) * strip_n_bytes;
+            if (strip_n_bytes % 16 == 0)
+                copy_run<16>(to, from, n_strips(P) * strip_n_bytes);
             else
-                copy_run<8>(to, w, F::strip_n_bytes(plane), strip, n);
-            to += N_STRIPS * F::strip_n_bytes(plane);
-            w += n_out * OF_ROW * F::strip_n_bytes(plane);
+                copy_run<8>(to, from, n_strips(P) * strip_n_bytes);
+            to += N_STRIPS * strip_n_bytes;
+            w += n_out * (OF_ROW * strip_n_bytes);
         }
     }
 
-    // The term of the lane's sub-block in strip i of the piece; s is its number in the row.
+    // The term of the lane's sub-block in strip i of a piece; s is its number in the row.
     template <class Activations>
     __device__ __forceinline__ static float term(const u8* piece, int i, int s, const Activations& a, const u32* grid) {
         Weights w;
@@ -75,45 +95,47 @@ struct Piece {
 
   private:
     template <int UNIT>
-    __device__ __forceinline__ static void copy_run(u8* to, const u8* plane, int strip_n_bytes, i64 strip, int n) {
-        const u8* from = plane + strip * strip_n_bytes;
+    __device__ __forceinline__ static void copy_run(u8* to, const u8* from, int n_bytes) {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
-        for (int i = 0; i < (N_STRIPS * strip_n_bytes / UNIT + WARP - 1) / WARP; i++) {
-            const int at = UNIT * (i * WARP + lane);
-            if (at < n * strip_n_bytes) copy_async<UNIT>(to + at, from + at);
+        for (int at = 0; at < n_bytes; at += WARP * UNIT) {
+            if (at + UNIT * (lane + 1) <= n_bytes) copy_async<UNIT>(to + UNIT * lane + at, from + UNIT * lane + at);
         }
     }
 };
 
-// The pieces of one warp: `n_steps` of them, N_STAGES on the way at a time.
-template <int N_STAGES, int STAGE_N_BYTES>
+// What one warp streams: n_rows rows of N_PIECES pieces, N_STAGES pieces on the way at a time.
+template <int N_PIECES, int N_STAGES, int STAGE_N_BYTES>
 struct Ring {
     u8* stages;
-    int n_steps;
+    int n_rows;
 
-    // ask(step, stage) issues the copies of one step.
+    // ask(Int<piece>, row, stage) issues the copies of one piece; row counts the warp's rows.
     template <class Ask>
     __device__ __forceinline__ void fill(Ask ask) const {
-#pragma unroll
-        for (int step = 0; step < N_STAGES; step++) {
-            if (step < n_steps) ask(step, stages + step * STAGE_N_BYTES);
+        unrolled<N_STAGES>([&](auto step) {
+            constexpr int ROW = step.value / N_PIECES, PIECE = step.value % N_PIECES;
+            if (ROW < n_rows) ask(Int<PIECE>{}, ROW, stages + step.value * STAGE_N_BYTES);
             commit_copies();
-        }
+        });
     }
 
-    // use(step, stage) is called for each step in order, when its piece is there.
+    // use(Int<piece>, row, stage) is called for each piece in order, when it is there.
     template <class Ask, class Use>
     __device__ __forceinline__ void drain(Ask ask, Use use) const {
         u8* stage = stages;
-        for (int step = 0; step < n_steps; step++) {
-            wait_copies<N_STAGES - 1>();
-            __syncwarp();
-            use(step, stage);
-            __syncwarp();
-            if (step + N_STAGES < n_steps) ask(step + N_STAGES, stage);
-            commit_copies();
-            stage = stage == stages + (N_STAGES - 1) * STAGE_N_BYTES ? stages : stage + STAGE_N_BYTES;
+        for (int row = 0; row < n_rows; row++) {
+            unrolled<N_PIECES>([&](auto piece) {
+                constexpr int ROWS_AHEAD = (piece.value + N_STAGES) / N_PIECES;
+                constexpr int ASKED = (piece.value + N_STAGES) % N_PIECES;
+                wait_copies<N_STAGES - 1>();
+                __syncwarp();
+                use(piece, row, stage);
+                __syncwarp();
+                if (row + ROWS_AHEAD < n_rows) ask(Int<ASKED>{}, row + ROWS_AHEAD, stage);
+                commit_copies();
+                stage = stage == stages + (N_STAGES - 1) * STAGE_N_BYTES ? stages : stage + STAGE_N_BYTES;
+            });
         }
     }
 };

@@ -25,8 +25,8 @@ template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES, int N_BLOCKS
 __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
                    float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
-    using G = Piece<FG, N_IN, N_STRIPS>;
-    using U = Piece<FU, N_IN, N_STRIPS>;
+    using G = Pieces<FG, N_IN, N_STRIPS>;
+    using U = Pieces<FU, N_IN, N_STRIPS>;
     constexpr int STAGE_N_BYTES = G::N_BYTES + U::N_BYTES;
     extern __shared__ __align__(16) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * N_STAGES * STAGE_N_BYTES);
@@ -34,32 +34,34 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Share share = Share::of_block(n_ff);
-    const auto row_of = [&](int step) { return share.begin + warp + step / G::N_PIECES * STREAM_WARPS; };
-    const auto ask = [&](int step, u8* stage) {
-        G::ask(stage, gate, n_ff, row_of(step), step % G::N_PIECES);
-        U::ask(stage + G::N_BYTES, up, n_ff, row_of(step), step % G::N_PIECES);
+    const auto ask = [&](auto piece, int i, u8* stage) {
+        constexpr int PIECE = decltype(piece)::value;
+        const int row = share.begin + warp + i * STREAM_WARPS;
+        G::template ask<PIECE>(stage, gate, n_ff, row);
+        U::template ask<PIECE>(stage + G::N_BYTES, up, n_ff, row);
     };
-    const Ring<N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES,
-                                             share.n_of_warp(warp, STREAM_WARPS) * G::N_PIECES};
+    const Ring<G::N, N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES,
+                                                   share.n_of_warp(warp, STREAM_WARPS)};
     take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
     release_dependents();
     float g = 0.0f, u = 0.0f;
-    ring.drain(ask, [&](int step, const u8* stage) {
-        const int piece = step % G::N_PIECES;
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
+        constexpr int PIECE = decltype(piece)::value;
 #pragma unroll
-        for (int i = 0; i < N_STRIPS; i++) {
-            const int strip = piece * N_STRIPS + i, s = strip * WARP + lane;
-            if (strip >= G::OF_ROW) break;
+        for (int j = 0; j < G::n_strips(PIECE); j++) {
+            const int s = (PIECE * N_STRIPS + j) * WARP + lane;
             const GroupActivations a = input->group(s);
-            g = add(g, G::term(stage, i, s, a, grid));
-            u = add(u, U::term(stage + G::N_BYTES, i, s, a, grid));
+            g = add(g, G::term(stage, j, s, a, grid));
+            u = add(u, U::term(stage + G::N_BYTES, j, s, a, grid));
         }
-        if (piece < G::N_PIECES - 1) return;
-        const float product = mul(silu(tree(g)), tree(u));
-        g = u = 0.0f;
-        if (lane > 0) return;
-        check_finite(product, op, fault);
-        y[row_of(step)] = product;
+        if constexpr (PIECE == G::N - 1) {
+            const float product = mul(silu(tree(g)), tree(u));
+            g = u = 0.0f;
+            if (lane == 0) {
+                check_finite(product, op, fault);
+                y[share.begin + warp + i * STREAM_WARPS] = product;
+            }
+        }
     });
     __syncthreads();
     for (int group = share.begin / SUB_BLOCK + warp; group * SUB_BLOCK < share.end; group += STREAM_WARPS) {

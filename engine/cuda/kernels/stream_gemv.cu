@@ -8,17 +8,19 @@ template <class F, int N_IN, int MODE, bool NORMED, int N_STRIPS, int N_STAGES, 
 __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     stream_gemv(const u8* w, int n_out, const float* x, const float* norm_weight, float eps, const i8* q,
                 const GroupScale* scales, const float* residual, float* y, u32 op, u32* fault) {
-    using P = Piece<F, N_IN, N_STRIPS>;
+    using P = Pieces<F, N_IN, N_STRIPS>;
     extern __shared__ __align__(16) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * N_STAGES * P::N_BYTES);
     const u32* grid = nullptr;
     if constexpr (is_iq3s<F>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Share share = Share::of_block(n_out);
-    const auto row_of = [&](int step) { return share.begin + warp + step / P::N_PIECES * STREAM_WARPS; };
-    const auto ask = [&](int step, u8* stage) { P::ask(stage, w, n_out, row_of(step), step % P::N_PIECES); };
-    const Ring<N_STAGES, P::N_BYTES> ring{shared + warp * N_STAGES * P::N_BYTES,
-                                          share.n_of_warp(warp, STREAM_WARPS) * P::N_PIECES};
+    const auto ask = [&](auto piece, int i, u8* stage) {
+        constexpr int PIECE = decltype(piece)::value;
+        P::template ask<PIECE>(stage, w, n_out, share.begin + warp + i * STREAM_WARPS);
+    };
+    const Ring<P::N, N_STAGES, P::N_BYTES> ring{shared + warp * N_STAGES * P::N_BYTES,
+                                                share.n_of_warp(warp, STREAM_WARPS)};
     if constexpr (NORMED) {
         take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
     } else {
@@ -29,19 +31,22 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     }
     release_dependents();
     float acc = 0.0f, before = 0.0f;
-    ring.drain(ask, [&](int step, const u8* stage) {
-        const int row = row_of(step), piece = step % P::N_PIECES;
-        if (MODE == ADD_RESIDUAL && piece == 0) before = residual[row];
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
+        constexpr int PIECE = decltype(piece)::value;
+        const int row = share.begin + warp + i * STREAM_WARPS;
+        if (MODE == ADD_RESIDUAL && PIECE == 0) before = residual[row];
 #pragma unroll
-        for (int i = 0; i < N_STRIPS; i++) {
-            const int strip = piece * N_STRIPS + i, s = strip * WARP + lane;
-            if (strip < P::OF_ROW) acc = add(acc, P::term(stage, i, s, input->group(s), grid));
+        for (int j = 0; j < P::n_strips(PIECE); j++) {
+            const int s = (PIECE * N_STRIPS + j) * WARP + lane;
+            acc = add(acc, P::term(stage, j, s, input->group(s), grid));
         }
-        if (piece < P::N_PIECES - 1) return;
-        const float sum = tree(acc);
-        acc = 0.0f;
-        if (lane > 0) return;
-        if (MODE == LOGITS) check_finite(sum, op, fault);
-        y[row] = MODE == ADD_RESIDUAL ? add(before, sum) : sum;
+        if constexpr (PIECE == P::N - 1) {
+            const float sum = tree(acc);
+            acc = 0.0f;
+            if (lane == 0) {
+                if (MODE == LOGITS) check_finite(sum, op, fault);
+                y[row] = MODE == ADD_RESIDUAL ? add(before, sum) : sum;
+            }
+        }
     });
 }

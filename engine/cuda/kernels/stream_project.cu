@@ -25,7 +25,7 @@ struct is_streamed {
 
 template <class F, int N_IN, int N_STRIPS>
 struct stage_n_bytes {
-    static constexpr int value = Piece<F, N_IN, N_STRIPS>::N_BYTES;
+    static constexpr int value = Pieces<F, N_IN, N_STRIPS>::N_BYTES;
 };
 template <int N_IN, int N_STRIPS>
 struct stage_n_bytes<Absent, N_IN, N_STRIPS> {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     constexpr int STAGE_N_BYTES = larger(
         larger(stage_n_bytes<FA, N_IN, N_STRIPS>::value, stage_n_bytes<FB, N_IN, N_STRIPS>::value),
         larger(stage_n_bytes<FC, N_IN, N_STRIPS>::value, stage_n_bytes<FD, N_IN, N_STRIPS>::value));
-    constexpr int OF_ROW = N_IN / STRIP, N_PIECES = (OF_ROW + N_STRIPS - 1) / N_STRIPS;
+    constexpr int N_PIECES = (N_IN / STRIP + N_STRIPS - 1) / N_STRIPS;
     extern __shared__ __align__(16) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + N_WARPS * N_STAGES * STAGE_N_BYTES);
     float* normed = HAS_FLOAT ? reinterpret_cast<float*>(input + 1) : nullptr;
@@ -84,14 +84,14 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     const int n_streamed = n_a + n_b + n_c + n_d - n_float;
     const Share share = share_beside_floats(n_streamed, n_float);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const auto row_of = [&](int step) { return share.begin + warp + step / N_PIECES * N_WARPS; };
-    const auto ask = [&](int step, u8* stage) {
-        streamed(row_of(step), [&](auto format, const Part& part, int row) {
-            Piece<decltype(format), N_IN, N_STRIPS>::ask(stage, part.w, part.n_out, row, step % N_PIECES);
+    const auto ask = [&](auto piece, int i, u8* stage) {
+        constexpr int PIECE = decltype(piece)::value;
+        streamed(share.begin + warp + i * N_WARPS, [&](auto format, const Part& part, int row) {
+            Pieces<decltype(format), N_IN, N_STRIPS>::template ask<PIECE>(stage, part.w, part.n_out, row);
         });
     };
-    const int n_rows = warp < N_WARPS ? share.n_of_warp(warp, N_WARPS) : 0;
-    const Ring<N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES, n_rows * N_PIECES};
+    const Ring<N_PIECES, N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES,
+                                                       warp < N_WARPS ? share.n_of_warp(warp, N_WARPS) : 0};
     take_normed<N_IN>(input, normed, NormInput{x, norm_weight, eps}, [&] {
         ring.fill(ask);
         if (warp < N_WARPS || int(blockIdx.x) >= n_float) return;
@@ -111,19 +111,20 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
         }
     }
     float acc = 0.0f;
-    ring.drain(ask, [&](int step, const u8* stage) {
-        const int piece = step % N_PIECES;
-        streamed(row_of(step), [&](auto format, const Part& part, int row) {
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
+        constexpr int PIECE = decltype(piece)::value;
+        streamed(share.begin + warp + i * N_WARPS, [&](auto format, const Part& part, int row) {
+            using P = Pieces<decltype(format), N_IN, N_STRIPS>;
 #pragma unroll
-            for (int i = 0; i < N_STRIPS; i++) {
-                const int strip = piece * N_STRIPS + i, s = strip * WARP + lane;
-                if (strip >= OF_ROW) break;
-                acc = add(acc, Piece<decltype(format), N_IN, N_STRIPS>::term(stage, i, s, input->group(s), grid));
+            for (int j = 0; j < P::n_strips(PIECE); j++) {
+                const int s = (PIECE * N_STRIPS + j) * WARP + lane;
+                acc = add(acc, P::term(stage, j, s, input->group(s), grid));
             }
-            if (piece < N_PIECES - 1) return;
-            const float sum = tree(acc);
-            acc = 0.0f;
-            if (lane == 0) part.y[row] = sum;
+            if constexpr (PIECE == P::N - 1) {
+                const float sum = tree(acc);
+                acc = 0.0f;
+                if (lane == 0) part.y[row] = sum;
+            }
         });
     });
 }
