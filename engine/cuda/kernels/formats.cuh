@@ -2,6 +2,7 @@
 // The file's blocks are repacked at load into aligned planes, the same number of bytes: what one sub-block of 32 weights
 // needs lies together, so that lane l of a warp reads sub-block l of a row and the warp reads one contiguous run.
 // n_sub is the number of sub-blocks in the whole matrix and i the index of one; a super-block is 8 of them, a strip 32.
+// load's `tail` is how many bytes the last plane lies further on, where a plane has only 8 bytes a strip (stream.cuh).
 // A decoded word q[w] holds the integer weights 4w..4w+3, one a byte, in the order of the activations.
 #pragma once
 
@@ -80,7 +81,7 @@ struct Q4_K {
         uint4 qs, meta;
     };
     template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i) {
+    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3))};
     }
     __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
@@ -105,7 +106,7 @@ struct Q5_K {
         u32 qh;
     };
     template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i) {
+    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3)), M::load4(w + 18 * n_sub + 4 * i)};
     }
     __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
@@ -137,9 +138,9 @@ struct Q6_K {
         u32 scales, d;
     };
     template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i) {
+    __device__ static Raw load(const u8* w, I n_sub, I i, int tail = 0) {
         return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * i), M::load2(w + 24 * n_sub + 2 * i),
-                M::load2(w + 26 * n_sub + 2 * (i >> 3))};
+                M::load2(w + 26 * n_sub + 2 * (i >> 3) + tail)};
     }
     __device__ static void decode(const Raw& raw, int, Weights& out, const u32* = nullptr) {
         split_nibbles(raw.ql, out.q);
@@ -190,7 +191,7 @@ struct IQ4_XS {
         uint2 meta;
     };
     template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i) {
+    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * (i >> 3))};
     }
     __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
@@ -231,9 +232,9 @@ struct IQ3_S {
         u32 signs, qh, scales, d;
     };
     template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i) {
+    __device__ static Raw load(const u8* w, I n_sub, I i, int tail = 0) {
         return {M::load8(w + 8 * i), M::load4(w + 8 * n_sub + 4 * i), M::load1(w + 12 * n_sub + i),
-                M::load1(w + 13 * n_sub + (i >> 1)), M::load2(w + 13 * n_sub + n_sub / 2 + 2 * (i >> 3))};
+                M::load1(w + 13 * n_sub + (i >> 1)), M::load2(w + 13 * n_sub + n_sub / 2 + 2 * (i >> 3) + tail)};
     }
     __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* grid = iq3s_grid) {
 #pragma unroll
@@ -268,7 +269,7 @@ struct Q8_0 {
         u32 d;
     };
     template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i) {
+    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 32 * i), M::load16(w + 32 * i + 16), M::load2(w + 32 * n_sub + 2 * i)};
     }
     __device__ static void decode(const Raw& raw, int, Weights& out, const u32* = nullptr) {

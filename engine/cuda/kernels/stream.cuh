@@ -1,6 +1,6 @@
 // stream.cuh: rows of weight matrices on their way through shared memory, times one token; the core of the stream_* kernels
 // One block a multiprocessor, each with an equal share of consecutive rows, dealt to its warps one by one. Every warp has
-// a ring of pieces of rows on the way (cp.async): it asks for the first pieces before the kernel before has ended, so
+// a ring of pieces of rows on the way: it asks for the first pieces before the kernel before has ended, so
 // that device memory is busy while the input is waited for, normalised or copied; and it asks for the next piece when
 // it has used one. Nothing but the order of the additions (row_dot.cuh) decides the bits, and that is the same.
 #pragma once
@@ -9,19 +9,66 @@ constexpr int STREAM_WARPS = 16;
 constexpr int STREAM_THREADS = STREAM_WARPS * WARP;
 constexpr int STRIP = WARP * SUB_BLOCK;  // weights in a strip: a sub-block a lane
 
-template <int N_BYTES>
-__device__ __forceinline__ void copy_async(u8* to, const u8* from) {
-    const u32 address = u32(__cvta_generic_to_shared(to));
-    if constexpr (N_BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(N_BYTES) : "memory");
+// Copies on their way to a stage in shared memory. On sm_90 and later one lane asks for whole runs (bulk copies) and the
+// stage's barrier tells when all bytes are there. Before that every lane asks for 16 bytes at a time (cp.async), and
+// stages arrive in order. Measured on an H200: with cp.async whatever else the warps load or read from shared memory
+// queues behind the copies.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+
+// One lane: the barrier of a stage into which n_matrices parts are copied each time.
+__device__ __forceinline__ void init_barrier(u64* barrier, int n_matrices) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_matrices) : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N_PENDING>
-__device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N_PENDING) : "memory");
+// After init_barrier: let the copy engine see the barriers too.
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncwarp();
 }
+// One lane: n_bytes of one part are about to be copied.
+__device__ __forceinline__ void expect_bytes(u64* barrier, int n_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
+                 : "memory");
+}
+// All lanes: copy a run; addresses and n_bytes are multiples of 16.
+__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64* barrier) {
+    if (threadIdx.x % WARP > 0) return;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(n_bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+__device__ __forceinline__ void end_step() {}
+// Wait for the copies of the stage's current round; rounds have parities 0, 1, 0, ...
+template <int N_STAGES>
+__device__ __forceinline__ void wait_stage(const u64* barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{.reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(parity)
+            : "memory");
+    } while (done == 0);
+}
+#else
+__device__ __forceinline__ void init_barrier(u64*, int) {}
+__device__ __forceinline__ void publish_barriers() {}
+__device__ __forceinline__ void expect_bytes(u64*, int) {}
+__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64*) {
+    const int lane = threadIdx.x % WARP;
+    for (int at = 16 * lane; at < n_bytes; at += 16 * WARP) {
+        const u32 address = u32(__cvta_generic_to_shared(to + at));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from + at) : "memory");
+    }
+}
+__device__ __forceinline__ void end_step() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N_STAGES>
+__device__ __forceinline__ void wait_stage(const u64*, u32) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N_STAGES - 1) : "memory");
+    __syncwarp();
+}
+#endif
 
 // Ask for the lines of a run of bytes to be brought to L2, one warp together.
 __device__ __forceinline__ void prefetch_run(const u8* from, int n_bytes) {
@@ -60,26 +107,41 @@ __device__ __forceinline__ void unrolled(Body body) {
 }
 
 // Pieces of a row, N_STRIPS strips each (the last may have fewer), laid out in shared memory as matrices of their own.
+// Copies begin and end at multiples of 16 bytes. Only the last plane of a format may have 8 bytes a strip: its part of a
+// piece then begins 8 bytes late where the number of strips before it is odd, and there is room for that.
 template <class F, int N_IN, int N_STRIPS>
 struct Pieces {
     static constexpr int OF_ROW = N_IN / STRIP, N = (OF_ROW + N_STRIPS - 1) / N_STRIPS;
-    static constexpr int N_SUB = N_STRIPS * WARP, N_BYTES = (N_SUB / F::SUBS * F::BLOCK_N_BYTES + 15) / 16 * 16;
+    static constexpr int N_SUB = N_STRIPS * WARP, N_BYTES = (N_SUB / F::SUBS * F::BLOCK_N_BYTES + 15) / 16 * 16 + 16;
+    static constexpr bool HAS_TAIL = F::strip_n_bytes(F::N_PLANES - 1) % 16 == 8;
 
     __device__ __forceinline__ static constexpr int n_strips(int piece) {
         return OF_ROW - piece * N_STRIPS < N_STRIPS ? OF_ROW - piece * N_STRIPS : N_STRIPS;
     }
 
+    __device__ __forceinline__ static int tail(int piece, i64 row) {
+        return HAS_TAIL ? 8 * (int(row * OF_ROW + piece * N_STRIPS) & 1) : 0;
+    }
+
+    // Bytes to copy of one plane of a piece, the last plane's beginning `tail` bytes late.
+    __device__ __forceinline__ static int run_n_bytes(int piece, int plane, int tail) {
+        const int n_bytes = n_strips(piece) * F::strip_n_bytes(plane);
+        return plane == F::N_PLANES - 1 ? (tail + n_bytes + 15) / 16 * 16 : n_bytes;
+    }
+
     // Ask for piece P of a row.
     template <int P>
-    __device__ __forceinline__ static void ask(u8* to, const u8* w, i64 n_out, i64 row) {
+    __device__ __forceinline__ static void ask(u8* to, const u8* w, i64 n_out, i64 row, u64* barrier) {
+        const int late = tail(P, row);
+        int n_bytes = 0;
+#pragma unroll
+        for (int plane = 0; plane < F::N_PLANES; plane++) n_bytes += run_n_bytes(P, plane, late);
+        if (threadIdx.x % WARP == 0) expect_bytes(barrier, n_bytes);
 #pragma unroll
         for (int plane = 0; plane < F::N_PLANES; plane++) {
             const int strip_n_bytes = F::strip_n_bytes(plane);
             const u8* from = w + (row * OF_ROW + P * N_STRIPS) * strip_n_bytes;
-            if (strip_n_bytes % 16 == 0)
-                copy_run<16>(to, from, n_strips(P) * strip_n_bytes);
-            else
-                copy_run<8>(to, from, n_strips(P) * strip_n_bytes);
+            copy_run(to, plane == F::N_PLANES - 1 ? from - late : from, run_n_bytes(P, plane, late), barrier);
             to += N_STRIPS * strip_n_bytes;
             w += n_out * (OF_ROW * strip_n_bytes);
         }
@@ -87,36 +149,37 @@ struct Pieces {
 
     // The term of the lane's sub-block in strip i of a piece; s is its number in the row.
     template <class Activations>
-    __device__ __forceinline__ static float term(const u8* piece, int i, int s, const Activations& a, const u32* grid) {
+    __device__ __forceinline__ static float term(const u8* piece, int i, int s, const Activations& a, int tail,
+                                                 const u32* grid) {
         Weights w;
-        F::decode(F::template load<InShared>(piece, N_SUB, i * WARP + int(threadIdx.x % WARP)), s, w, grid);
+        F::decode(F::template load<InShared>(piece, N_SUB, i * WARP + int(threadIdx.x % WARP), tail), s, w, grid);
         return sub_block_term<F>(w, a.low, a.high, a.scale);
-    }
-
-  private:
-    template <int UNIT>
-    __device__ __forceinline__ static void copy_run(u8* to, const u8* from, int n_bytes) {
-        const int lane = threadIdx.x % WARP;
-#pragma unroll
-        for (int at = 0; at < n_bytes; at += WARP * UNIT) {
-            if (at + UNIT * (lane + 1) <= n_bytes) copy_async<UNIT>(to + UNIT * lane + at, from + UNIT * lane + at);
-        }
     }
 };
 
-// What one warp streams: n_rows rows of N_PIECES pieces, N_STAGES pieces on the way at a time.
-template <int N_PIECES, int N_STAGES, int STAGE_N_BYTES>
+// What one warp streams: n_rows rows of N_PIECES pieces, N_STAGES pieces on the way at a time. A stage ends in its barrier.
+template <int N_PIECES, int N_STAGES, int PIECE_N_BYTES, int N_MATRICES>
 struct Ring {
+    static constexpr int STAGE_N_BYTES = PIECE_N_BYTES + 16, N_BYTES = N_STAGES * STAGE_N_BYTES;
     u8* stages;
     int n_rows;
 
-    // ask(Int<piece>, row, stage) issues the copies of one piece; row counts the warp's rows.
+    __device__ __forceinline__ static u64* barrier_of(u8* stage) {
+        return reinterpret_cast<u64*>(stage + PIECE_N_BYTES);
+    }
+
+    // ask(Int<piece>, row, stage, barrier) issues the copies of one piece; row counts the warp's rows.
     template <class Ask>
     __device__ __forceinline__ void fill(Ask ask) const {
+        if (threadIdx.x % WARP == 0) {
+            for (int i = 0; i < N_STAGES; i++) init_barrier(barrier_of(stages + i * STAGE_N_BYTES), N_MATRICES);
+        }
+        publish_barriers();
         unrolled<N_STAGES>([&](auto step) {
             constexpr int ROW = step.value / N_PIECES, PIECE = step.value % N_PIECES;
-            if (ROW < n_rows) ask(Int<PIECE>{}, ROW, stages + step.value * STAGE_N_BYTES);
-            commit_copies();
+            u8* stage = stages + step.value * STAGE_N_BYTES;
+            if (ROW < n_rows) ask(Int<PIECE>{}, ROW, stage, barrier_of(stage));
+            end_step();
         });
     }
 
@@ -124,17 +187,19 @@ struct Ring {
     template <class Ask, class Use>
     __device__ __forceinline__ void drain(Ask ask, Use use) const {
         u8* stage = stages;
+        u32 parity = 0;
         for (int row = 0; row < n_rows; row++) {
             unrolled<N_PIECES>([&](auto piece) {
                 constexpr int ROWS_AHEAD = (piece.value + N_STAGES) / N_PIECES;
                 constexpr int ASKED = (piece.value + N_STAGES) % N_PIECES;
-                wait_copies<N_STAGES - 1>();
-                __syncwarp();
+                wait_stage<N_STAGES>(barrier_of(stage), parity);
                 use(piece, row, stage);
                 __syncwarp();
-                if (row + ROWS_AHEAD < n_rows) ask(Int<ASKED>{}, row + ROWS_AHEAD, stage);
-                commit_copies();
-                stage = stage == stages + (N_STAGES - 1) * STAGE_N_BYTES ? stages : stage + STAGE_N_BYTES;
+                if (row + ROWS_AHEAD < n_rows) ask(Int<ASKED>{}, row + ROWS_AHEAD, stage, barrier_of(stage));
+                end_step();
+                const bool wraps = stage == stages + (N_STAGES - 1) * STAGE_N_BYTES;
+                stage = wraps ? stages : stage + STAGE_N_BYTES;
+                parity ^= u32(wraps);
             });
         }
     }

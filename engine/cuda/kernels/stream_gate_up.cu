@@ -27,39 +27,39 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
                    float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
     using G = Pieces<FG, N_IN, N_STRIPS>;
     using U = Pieces<FU, N_IN, N_STRIPS>;
-    constexpr int STAGE_N_BYTES = G::N_BYTES + U::N_BYTES;
+    using R = Ring<G::N, N_STAGES, G::N_BYTES + U::N_BYTES, 2>;
     extern __shared__ __align__(16) u8 shared[];
-    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * N_STAGES * STAGE_N_BYTES);
+    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * R::N_BYTES);
     const u32* grid = nullptr;
     if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Share share = Share::of_block(n_ff);
-    const auto ask = [&](auto piece, int i, u8* stage) {
+    const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
         constexpr int PIECE = decltype(piece)::value;
         const int row = share.begin + warp + i * STREAM_WARPS;
-        G::template ask<PIECE>(stage, gate, n_ff, row);
-        U::template ask<PIECE>(stage + G::N_BYTES, up, n_ff, row);
+        G::template ask<PIECE>(stage, gate, n_ff, row, barrier);
+        U::template ask<PIECE>(stage + G::N_BYTES, up, n_ff, row, barrier);
     };
-    const Ring<G::N, N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES,
-                                                   share.n_of_warp(warp, STREAM_WARPS)};
+    const R ring{shared + warp * R::N_BYTES, share.n_of_warp(warp, STREAM_WARPS)};
     take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
     release_dependents();
     float g = 0.0f, u = 0.0f;
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         constexpr int PIECE = decltype(piece)::value;
+        const int row = share.begin + warp + i * STREAM_WARPS;
 #pragma unroll
         for (int j = 0; j < G::n_strips(PIECE); j++) {
             const int s = (PIECE * N_STRIPS + j) * WARP + lane;
             const GroupActivations a = input->group(s);
-            g = add(g, G::term(stage, j, s, a, grid));
-            u = add(u, U::term(stage + G::N_BYTES, j, s, a, grid));
+            g = add(g, G::term(stage, j, s, a, G::tail(PIECE, row), grid));
+            u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::tail(PIECE, row), grid));
         }
         if constexpr (PIECE == G::N - 1) {
             const float product = mul(silu(tree(g)), tree(u));
             g = u = 0.0f;
             if (lane == 0) {
                 check_finite(product, op, fault);
-                y[share.begin + warp + i * STREAM_WARPS] = product;
+                y[row] = product;
             }
         }
     });

@@ -24,19 +24,19 @@ struct is_streamed {
 };
 
 template <class F, int N_IN, int N_STRIPS>
-struct stage_n_bytes {
+struct piece_n_bytes {
     static constexpr int value = Pieces<F, N_IN, N_STRIPS>::N_BYTES;
 };
 template <int N_IN, int N_STRIPS>
-struct stage_n_bytes<Absent, N_IN, N_STRIPS> {
+struct piece_n_bytes<Absent, N_IN, N_STRIPS> {
     static constexpr int value = 0;
 };
 template <int N_IN, int N_STRIPS>
-struct stage_n_bytes<F32, N_IN, N_STRIPS> : stage_n_bytes<Absent, N_IN, N_STRIPS> {};
+struct piece_n_bytes<F32, N_IN, N_STRIPS> : piece_n_bytes<Absent, N_IN, N_STRIPS> {};
 template <int N_IN, int N_STRIPS>
-struct stage_n_bytes<F16, N_IN, N_STRIPS> : stage_n_bytes<Absent, N_IN, N_STRIPS> {};
+struct piece_n_bytes<F16, N_IN, N_STRIPS> : piece_n_bytes<Absent, N_IN, N_STRIPS> {};
 template <int N_IN, int N_STRIPS>
-struct stage_n_bytes<BF16, N_IN, N_STRIPS> : stage_n_bytes<Absent, N_IN, N_STRIPS> {};
+struct piece_n_bytes<BF16, N_IN, N_STRIPS> : piece_n_bytes<Absent, N_IN, N_STRIPS> {};
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
@@ -61,12 +61,13 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
                                is_float_format<FC>::value || is_float_format<FD>::value;
     constexpr bool HAS_GRID = is_iq3s<FA>::value || is_iq3s<FB>::value || is_iq3s<FC>::value || is_iq3s<FD>::value;
     constexpr int N_WARPS = STREAM_WARPS - HAS_FLOAT;  // that stream; the last one takes float rows
-    constexpr int STAGE_N_BYTES = larger(
-        larger(stage_n_bytes<FA, N_IN, N_STRIPS>::value, stage_n_bytes<FB, N_IN, N_STRIPS>::value),
-        larger(stage_n_bytes<FC, N_IN, N_STRIPS>::value, stage_n_bytes<FD, N_IN, N_STRIPS>::value));
+    constexpr int PIECE_N_BYTES = larger(
+        larger(piece_n_bytes<FA, N_IN, N_STRIPS>::value, piece_n_bytes<FB, N_IN, N_STRIPS>::value),
+        larger(piece_n_bytes<FC, N_IN, N_STRIPS>::value, piece_n_bytes<FD, N_IN, N_STRIPS>::value));
     constexpr int N_PIECES = (N_IN / STRIP + N_STRIPS - 1) / N_STRIPS;
+    using R = Ring<N_PIECES, N_STAGES, PIECE_N_BYTES, 1>;
     extern __shared__ __align__(16) u8 shared[];
-    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + N_WARPS * N_STAGES * STAGE_N_BYTES);
+    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + N_WARPS * R::N_BYTES);
     float* normed = HAS_FLOAT ? reinterpret_cast<float*>(input + 1) : nullptr;
     const u32* grid = nullptr;
     if constexpr (HAS_GRID) grid = copy_grid(reinterpret_cast<u8*>(input + 1) + (HAS_FLOAT ? 4 * N_IN : 0));
@@ -84,14 +85,13 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     const int n_streamed = n_a + n_b + n_c + n_d - n_float;
     const Share share = share_beside_floats(n_streamed, n_float);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const auto ask = [&](auto piece, int i, u8* stage) {
+    const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
         constexpr int PIECE = decltype(piece)::value;
         streamed(share.begin + warp + i * N_WARPS, [&](auto format, const Part& part, int row) {
-            Pieces<decltype(format), N_IN, N_STRIPS>::template ask<PIECE>(stage, part.w, part.n_out, row);
+            Pieces<decltype(format), N_IN, N_STRIPS>::template ask<PIECE>(stage, part.w, part.n_out, row, barrier);
         });
     };
-    const Ring<N_PIECES, N_STAGES, STAGE_N_BYTES> ring{shared + warp * N_STAGES * STAGE_N_BYTES,
-                                                       warp < N_WARPS ? share.n_of_warp(warp, N_WARPS) : 0};
+    const R ring{shared + warp * R::N_BYTES, warp < N_WARPS ? share.n_of_warp(warp, N_WARPS) : 0};
     take_normed<N_IN>(input, normed, NormInput{x, norm_weight, eps}, [&] {
         ring.fill(ask);
         if (warp < N_WARPS || int(blockIdx.x) >= n_float) return;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
 #pragma unroll
             for (int j = 0; j < P::n_strips(PIECE); j++) {
                 const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-                acc = add(acc, P::term(stage, j, s, input->group(s), grid));
+                acc = add(acc, P::term(stage, j, s, input->group(s), P::tail(PIECE, row), grid));
             }
             if constexpr (PIECE == P::N - 1) {
                 const float sum = tree(acc);
