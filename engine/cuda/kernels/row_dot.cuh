@@ -22,7 +22,7 @@ struct Input {
 
 // The f32 term of one sub-block: 32 weights times the activations a, b of one group with its scale and sum.
 template <class F>
-__device__ __forceinline__ float sub_block_term(const Weights& w, const int4& a, const int4& b, const GroupScale& group) {
+__device__ __forceinline__ float sub_block_term(const Weights& w, int4 a, int4 b, GroupScale group) {
     int low = __dp4a(w.q[0], a.x, 0), high = __dp4a(w.q[4], b.x, 0);
     low = __dp4a(w.q[1], a.y, low), high = __dp4a(w.q[5], b.y, high);
     low = __dp4a(w.q[2], a.z, low), high = __dp4a(w.q[6], b.z, high);
@@ -42,7 +42,9 @@ __device__ __forceinline__ void add_sub_block(const typename F::Raw& raw, int s,
     for (int t = 0; t < N_TOKENS; ++t) {
         if (N_TOKENS > 1 && t >= n_tokens) break;
         const int4* q = reinterpret_cast<const int4*>(h.q + i64(t) * n_in + SUB_BLOCK * s);
-        acc[t] = add(acc[t], sub_block_term<F>(w, q[0], q[1], h.scales[t * (n_in / SUB_BLOCK) + s]));
+        const int4 a = q[0], b = q[1];
+        const int2 group = *reinterpret_cast<const int2*>(h.scales + t * (n_in / SUB_BLOCK) + s);  // one load
+        acc[t] = add(acc[t], sub_block_term<F>(w, a, b, GroupScale{__int_as_float(group.x), group.y}));
     }
 }
 

@@ -216,7 +216,10 @@ struct __align__(16) SharedInput {
     int4 low[N_IN / SUB_BLOCK], high[N_IN / SUB_BLOCK];
     GroupScale scales[N_IN / SUB_BLOCK];
 
-    __device__ __forceinline__ GroupActivations group(int s) const { return {low[s], high[s], scales[s]}; }
+    __device__ __forceinline__ GroupActivations group(int s) const {
+        const int2 scale = *reinterpret_cast<const int2*>(scales + s);  // one load
+        return {low[s], high[s], GroupScale{__int_as_float(scale.x), scale.y}};
+    }
 
     // Copy a quantised token; the block's threads must meet before it is read.
     __device__ __forceinline__ void copy(const i8* q, const GroupScale* from) {
