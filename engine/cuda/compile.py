@@ -21,7 +21,7 @@ import platformdirs
 from engine.errors import EngineError
 
 KERNELS_DIR = Path(__file__).with_name("kernels")
-HEADERS = ("numerics.cuh", "quads.cuh", "formats.cuh", "row_dot.cuh")
+HEADERS = ("numerics.cuh", "quads.cuh", "formats.cuh", "row_dot.cuh", "fragments.cuh", "mma_rows.cuh")
 OPTIONS = (
     "--fmad=false",
     "--ftz=false",

@@ -109,6 +109,11 @@ struct Q5_K {
     }
 };
 
+// Four 6-bit values less 32. Bit 7 is set first so that no borrow crosses a byte, and flipped afterwards.
+__device__ __forceinline__ u32 center_q6(u32 values) {
+    return ((values | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+}
+
 // Q6_K: planes of 16 (low nibbles), 8 (upper bit pairs: bits 8b + 2(w % 4) of word w / 4) and 2 (scales) bytes a
 // sub-block, and d a super-block.
 struct Q6_K {
@@ -128,8 +133,7 @@ struct Q6_K {
 #pragma unroll
         for (int word = 0; word < 8; ++word) {
             const u32 high = ((word < 4 ? raw.qh.x : raw.qh.y) >> (2 * (word & 3))) & 0x03030303u;
-            // Per byte v - 32: bit 7 is set first so that no borrow crosses a byte, and flipped afterwards.
-            out.q[word] = (((u32(out.q[word]) | (high << 4)) | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+            out.q[word] = center_q6(u32(out.q[word]) | (high << 4));
         }
         out.scale = half_to_float(u16(raw.d));
         out.scale_low = i8(raw.scales);
@@ -161,6 +165,12 @@ __device__ __forceinline__ u32 iq4_lookup(u32 nibbles) {
     return __byte_perm(low, high, 0x3210u + ((nibbles & 0x8888u) >> 1));
 }
 
+// The scale of sub-block j of a super-block, from d, scales_h and scales_l.
+__device__ __forceinline__ float iq4_scale(uint2 meta, int j) {
+    const int low = (meta.y >> (4 * j)) & 15, high = (meta.x >> (16 + 2 * j)) & 3;
+    return mul(half_to_float(u16(meta.x)), float((low | (high << 4)) - 32));
+}
+
 // IQ4_XS: 16 bytes of indices in order a sub-block; d, scales_h, scales_l a super-block.
 struct IQ4_XS {
     static constexpr int BLOCK_N_BYTES = 136, SUBS = 8;
@@ -179,9 +189,7 @@ struct IQ4_XS {
             out.q[2 * p] = iq4_lookup(words[p] & 0xffffu);
             out.q[2 * p + 1] = iq4_lookup(words[p] >> 16);
         }
-        const int j = s & 7;
-        const int low = (raw.meta.y >> (4 * j)) & 15, high = (raw.meta.x >> (16 + 2 * j)) & 3;
-        out.scale = mul(half_to_float(u16(raw.meta.x)), float((low | (high << 4)) - 32));
+        out.scale = iq4_scale(raw.meta, s & 7);
     }
     __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
         const u8* qs = block + 8 + 16 * s;
@@ -222,16 +230,25 @@ struct IQ3_S {
 
 __device__ u32 iq3s_grid[512];  // filled by the host after the module is loaded
 
+// Four weights: the magnitudes at `index`, with four sign bits that become bytes of 0x00 or 0xff; (m ^ mask) - mask
+// negates those bytes.
+__device__ __forceinline__ u32 iq3s_word(u32 index, u32 signs) {
+    const u32 mask = ((signs * 0x00204081u) & 0x01010101u) * 0xffu;
+    return __vsub4(iq3s_grid[index] ^ mask, mask);
+}
+
+// The scale of sub-block s from d and the byte of its pair's scales.
+__device__ __forceinline__ float iq3s_scale(u32 d, u32 scales, int s) {
+    return mul(half_to_float(u16(d)), float(1 + 2 * ((scales >> (4 * (s & 1))) & 15)));
+}
+
 __device__ __forceinline__ void IQ3_S::decode(const Raw& raw, int s, Weights& out) {
 #pragma unroll
     for (int word = 0; word < 8; ++word) {
         const u32 low = ((word < 4 ? raw.qs.x : raw.qs.y) >> (8 * (word & 3))) & 0xffu;
-        const u32 magnitudes = iq3s_grid[low | (((raw.qh >> word) & 1u) << 8)];
-        // Four sign bits become bytes of 0x00 or 0xff; (m ^ mask) - mask negates those bytes.
-        const u32 mask = ((((raw.signs >> (4 * word)) & 15u) * 0x00204081u) & 0x01010101u) * 0xffu;
-        out.q[word] = __vsub4(magnitudes ^ mask, mask);
+        out.q[word] = iq3s_word(low | (((raw.qh >> word) & 1u) << 8), (raw.signs >> (4 * word)) & 15u);
     }
-    out.scale = mul(half_to_float(u16(raw.d)), float(1 + 2 * ((raw.scales >> (4 * (s & 1))) & 15)));
+    out.scale = iq3s_scale(raw.d, raw.scales, s);
 }
 
 // Q8_0: 32 bytes a sub-block, d a sub-block.

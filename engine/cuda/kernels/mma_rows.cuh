@@ -1,0 +1,377 @@
+// mma_rows.cuh: 32 rows of a matrix times up to 40 tokens by a block of eight warps; the core of pack_rows, pack_gate_up
+// Quantised formats use the int8 tensor cores: one m16n8k32 is the exact dot products of one sub-block of 16 rows with
+// 8 tokens. The floats follow row_dot.cuh to the bit:
+//   warp w takes the sub-blocks s = w (mod 8), residue by residue in the order w, w + 16, w + 8, w + 24 (mod 32), so that
+//   the upper two levels of the tree over the 32 lanes are additions of its own sums; the lower three are over the warps
+//   dots start at 3 * 2^22 as integers, which read as floats are MAGIC + dot, exactly. One fma then gives scale * dot,
+//   rounded once: scale * MAGIC has at most 19 bits and cancels. Signs of zero may differ, but x + 0 = x whatever the sign
+//   for sums that are never -0. A scale that is not finite would not cancel: then the block uses row_dot's core.
+// Q6_K has two integer scales: two mma, each with half of the weights, and an exact fma for low * dot + high * dot.
+#pragma once
+
+constexpr int PACK_WARPS = 8;
+constexpr int PACK_THREADS = WARP * PACK_WARPS;
+constexpr int TILE_ROWS = 32;        // of a block
+constexpr int TILE_TOKENS = 8;       // of one tile of tokens
+constexpr int MAX_TOKEN_TILES = 5;   // of a block
+constexpr int N_ROUNDS = WARP / PACK_WARPS;
+constexpr int TILE_Q_N_BYTES = TILE_TOKENS * SUB_BLOCK, TILE_SCALES_N_BYTES = TILE_TOKENS * 8;
+constexpr int MAGIC_BITS = 0x4b400000;
+constexpr float MAGIC = 12582912.0f;
+
+// Formats by number, as the host passes them.
+constexpr int FORMAT_Q4_K = 0, FORMAT_Q5_K = 1, FORMAT_Q6_K = 2, FORMAT_IQ4_XS = 3, FORMAT_IQ3_S = 4, FORMAT_Q8_0 = 5;
+constexpr int FORMAT_F32 = 6, FORMAT_F16 = 7, FORMAT_BF16 = 8;
+
+// The tokens of a pack. tiles: pack_tiles.cu; not read by float formats.
+struct Pack {
+    Input h;
+    const u8* tiles;
+    int n_in, n_tokens;
+
+    __device__ __forceinline__ int n_sub() const { return n_in / SUB_BLOCK; }
+    __device__ __forceinline__ int n_tiles() const { return (n_tokens + TILE_TOKENS - 1) / TILE_TOKENS; }
+    __device__ __forceinline__ Input token(int t) const {
+        return Input{h.x + i64(t) * n_in, h.q + i64(t) * n_in, h.scales + i64(t) * n_sub()};
+    }
+};
+
+// The rows and tokens of a block.
+struct Block {
+    int row, tile, n_tiles;
+
+    __device__ __forceinline__ int token() const { return tile * TILE_TOKENS; }
+};
+
+// Rows TILE_ROWS * (block / groups) .. of the tokens of group block % groups; the tiles are shared out evenly.
+__device__ __forceinline__ int n_token_groups(int n_tiles) { return (n_tiles + MAX_TOKEN_TILES - 1) / MAX_TOKEN_TILES; }
+
+__device__ __forceinline__ Block block_at(int block, const Pack& pack) {
+    const int n_groups = n_token_groups(pack.n_tiles()), group = block % n_groups;
+    const int first = group * pack.n_tiles() / n_groups, end = (group + 1) * pack.n_tiles() / n_groups;
+    return Block{block / n_groups * TILE_ROWS, first, end - first};
+}
+
+__device__ __forceinline__ void mma_i8(int (&c)[4], const u32 (&a)[4], uint2 b) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(MAGIC_BITS));
+}
+
+// What a lane holds of the block's rows for one sub-block: pieces of rows g, g + 8, g + 16, g + 24 and one row's scales.
+template <class F>
+struct RowPieces {
+    typename Fragment<F>::Piece piece[4];
+    typename Fragment<F>::Meta meta;
+
+    __device__ __forceinline__ void load(const u8* w, int n_out, int n_sub, int first_row, int s) {
+        const int lane = threadIdx.x % WARP;
+        const i64 all = i64(n_out) * n_sub;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const int row = min(first_row + lane / 4 + 8 * r, n_out - 1);
+            piece[r] = Fragment<F>::load(w, all, u32(row) * n_sub + s, lane % 4);
+        }
+        meta = Fragment<F>::load_meta(w, all, u32(min(first_row + lane, n_out - 1)) * n_sub + s);
+    }
+};
+
+// A lane's share of a tile of tokens for one sub-block: eight activations of token l / 4; d and sum of two tokens.
+struct TokenPiece {
+    uint2 q;
+    float d[2], total[2];
+
+    __device__ __forceinline__ void load(const Pack& pack, int tile, int s) {
+        const u32 lane = threadIdx.x % WARP, at = u32(tile) * pack.n_sub() + s;
+        const u8* scales = pack.tiles + i64(pack.n_tiles()) * pack.n_sub() * TILE_Q_N_BYTES;
+        q = *reinterpret_cast<const uint2*>(pack.tiles + i64(at) * TILE_Q_N_BYTES + 8 * lane);
+        const float4 v = *reinterpret_cast<const float4*>(scales + i64(at) * TILE_SCALES_N_BYTES + 16 * (lane % 4));
+        d[0] = v.x, total[0] = v.y, d[1] = v.z, total[1] = v.w;
+    }
+};
+
+// Coefficients of the four rows of a lane, handed out by the lanes that have computed them.
+template <class F>
+struct Coefficients {
+    float scale[4], minimum[4], high[4], factor[4], offset[4];
+
+    __device__ __forceinline__ void share(const RowScale& own) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const int from = threadIdx.x % WARP / 4 + 8 * r;
+            scale[r] = __shfl_sync(0xffffffffu, own.scale, from);
+            if (F::HAS_MIN) minimum[r] = __shfl_sync(0xffffffffu, own.minimum, from);
+            if (F::HALF_SCALES) high[r] = __shfl_sync(0xffffffffu, own.high, from);
+            factor[r] = F::HALF_SCALES ? __shfl_sync(0xffffffffu, own.low, from) : scale[r];
+            offset[r] = mul(factor[r], -MAGIC);
+        }
+    }
+
+    // The term of row r, before the scale of the activations.
+    __device__ __forceinline__ float term(int r, int dot, int dot_high, float total) const {
+        const float product = __fmaf_rn(factor[r], __int_as_float(dot), offset[r]);
+        if (F::HALF_SCALES)
+            return mul(scale[r], __fmaf_rn(high[r], sub(__int_as_float(dot_high), MAGIC), product));
+        return F::HAS_MIN ? sub(product, mul(minimum[r], total)) : product;
+    }
+};
+
+// Dots of 32 rows with a tile of tokens; of the lower and the upper 16 weights where these have scales of their own.
+template <class F>
+struct Dots {
+    int low[2][4], high[F::HALF_SCALES ? 2 : 0 + 1][4];
+
+    __device__ __forceinline__ void multiply(const u32 (&a)[2][4], const u32 (&a_high)[2][4], uint2 b) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            mma_i8(low[m], a[m], b);
+            if (F::HALF_SCALES) mma_i8(high[m], a_high[m], b);
+        }
+    }
+};
+
+using Accumulators = float[MAX_TOKEN_TILES][2][4];
+
+// The weights of a sub-block as operands; with half scales, lanes 4g, 4g + 1 have the lower half of the weights.
+template <class F>
+__device__ __forceinline__ void operands(const RowPieces<F>& rows, u32 (&a)[2][4], u32 (&a_high)[2][4]) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+        const uint2 words = Fragment<F>::words(rows.piece[r], t);
+        const bool is_low = !F::HALF_SCALES || t < 2;
+        a[r / 2][r % 2] = is_low ? words.x : 0, a[r / 2][r % 2 + 2] = is_low ? words.y : 0;
+        a_high[r / 2][r % 2] = is_low ? 0 : words.x, a_high[r / 2][r % 2 + 2] = is_low ? 0 : words.y;
+    }
+}
+
+template <class F>
+__device__ __forceinline__ void add_terms(const Coefficients<F>& c, const Dots<F>& dots, const TokenPiece& token,
+                                          float (&acc)[2][4]) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int high = F::HALF_SCALES ? dots.high[m][i] : 0;
+            const float term = c.term(2 * m + i / 2, dots.low[m][i], high, token.total[i % 2]);
+            acc[m][i] = add(acc[m][i], mul(term, token.d[i % 2]));
+        }
+    }
+}
+
+// A warp's way through its sub-blocks, with the next one's loads in flight while one is worked on.
+template <class F>
+struct WarpRows {
+    const u8* w;
+    int n_out;
+    const Pack& pack;
+    const Block& block;
+    RowPieces<F> rows;
+    TokenPiece tokens[MAX_TOKEN_TILES];
+    bool damaged;
+
+    __device__ __forceinline__ void load_rows(int s) { rows.load(w, n_out, pack.n_sub(), block.row, s); }
+
+    __device__ __forceinline__ void start(int s) {
+        damaged = false;
+        load_rows(s);
+        dependency_wait();  // weights are on their way while the kernel before ends
+#pragma unroll
+        for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
+            tokens[n] = TokenPiece{};
+            if (n < block.n_tiles) tokens[n].load(pack, block.tile + n, s);
+        }
+    }
+
+    // Add the terms of sub-block s, whose loads are in flight, and ask for sub-block `next`.
+    __device__ __forceinline__ void add(int s, int next, Accumulators& acc) {
+        u32 a[2][4], a_high[2][4];
+        operands<F>(rows, a, a_high);
+        RowScale own;
+        Fragment<F>::scales(rows.meta, s, own);
+        damaged |= !(fabsf(own.scale) < __int_as_float(0x7f800000));
+        Coefficients<F> c;
+        c.share(own);
+        load_rows(next);
+        Dots<F> dots[2];
+        dots[0].multiply(a, a_high, tokens[0].q);
+#pragma unroll
+        for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
+            if (n >= block.n_tiles) break;
+            if (n + 1 < MAX_TOKEN_TILES) dots[(n + 1) % 2].multiply(a, a_high, tokens[n + 1].q);
+            add_terms<F>(c, dots[n % 2], tokens[n], acc[n]);
+            tokens[n].load(pack, block.tile + n, next);
+        }
+    }
+};
+
+// First sub-block of a warp's round: its residues in the order in which the tree pairs them.
+__device__ __forceinline__ int first_of_round(int round) {
+    return threadIdx.x / WARP + PACK_WARPS * (round / 2 + round % 2 * 2);
+}
+
+// The sub-block after s in a warp's order, or s after the last.
+__device__ __forceinline__ int sub_block_after(int s, int round, int n_sub) {
+    int next = s + WARP;
+    while (next >= n_sub && ++round < N_ROUNDS) next = first_of_round(round);
+    return next < n_sub ? next : s;
+}
+
+// Add a finished residue: kept after an even round, after an odd one added to its pair and with that to `sum`.
+__device__ __forceinline__ void fold_round(int round, const Accumulators& acc, Accumulators& kept, Accumulators& sum) {
+#pragma unroll
+    for (int i = 0; i < MAX_TOKEN_TILES * 8; ++i) {
+        const float value = (&acc[0][0][0])[i];
+        float& first = (&kept[0][0][0])[i];
+        float& both = (&sum[0][0][0])[i];
+        if (round % 2 == 0)
+            first = value;
+        else
+            both = add(both, add(first, value));
+    }
+}
+
+// Sums of the block: `sums` is shared memory for PACK_WARPS * MAX_TOKEN_TILES * PACK_THREADS floats. A result lies where
+// the tensor cores leave it: slot(row, token) of it belongs to thread slot % PACK_THREADS.
+__device__ __forceinline__ int slot(int row, int token) {
+    const int i = row / 16 * 4 + row % 16 / 8 * 2 + token % 2;
+    return token / TILE_TOKENS * PACK_THREADS + i * WARP + row % 8 * 4 + token % TILE_TOKENS / 2;
+}
+__device__ __forceinline__ int row_of_thread() {
+    const int i = threadIdx.x / WARP;
+    return i / 4 * 16 + i % 4 / 2 * 8 + threadIdx.x % WARP / 4;
+}
+__device__ __forceinline__ int token_of_thread() { return threadIdx.x % 4 * 2 + threadIdx.x / WARP % 2; }
+
+constexpr int N_SLOTS = MAX_TOKEN_TILES * PACK_THREADS;
+
+// The lower three levels of the tree: over the warps by 4, 2, 1.
+__device__ __forceinline__ void fold_warps(float* sums, const Accumulators& sum, float (&total)[MAX_TOKEN_TILES]) {
+    float* own = sums + threadIdx.x / WARP * N_SLOTS + threadIdx.x % WARP;
+    __syncthreads();  // the sums of the matrix before have been read
+#pragma unroll
+    for (int i = 0; i < MAX_TOKEN_TILES * 8; ++i) own[i * WARP] = (&sum[0][0][0])[i];
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
+        float v[PACK_WARPS];
+#pragma unroll
+        for (int w = 0; w < PACK_WARPS; ++w) v[w] = sums[w * N_SLOTS + n * PACK_THREADS + threadIdx.x];
+        total[n] = add(add(add(v[0], v[4]), add(v[2], v[6])), add(add(v[1], v[5]), add(v[3], v[7])));
+    }
+}
+
+// One warp a row at a time, one token after the other, for blocks with a scale that is not finite.
+template <class F>
+__device__ __noinline__ void damaged_totals(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums) {
+    const int n_sub = pack.n_sub();
+    for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
+        const i64 row = block.row + r;
+        for (int t = 0; t < block.n_tiles * TILE_TOKENS && block.token() + t < pack.n_tokens; ++t) {
+            float acc[1] = {0.0f};
+            for (int s = threadIdx.x % WARP; s < n_sub; s += WARP)
+                add_sub_block<F, 1>(F::load(w, i64(n_out) * n_sub, row * n_sub + s), s, pack.n_in,
+                                    pack.token(block.token() + t), 1, acc);
+            const float total = tree(acc[0]);
+            if (threadIdx.x % WARP == 0) sums[slot(r, t)] = total;
+        }
+    }
+}
+
+__device__ __forceinline__ void read_totals(const float* sums, float (&total)[MAX_TOKEN_TILES]) {
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < MAX_TOKEN_TILES; ++n) total[n] = sums[n * PACK_THREADS + threadIdx.x];
+}
+
+template <class F>
+__device__ __forceinline__ void quantized_totals(const u8* w, int n_out, const Pack& pack, const Block& block,
+                                                 float* sums, float (&total)[MAX_TOKEN_TILES]) {
+    const int n_sub = pack.n_sub();
+    Accumulators kept = {}, sum = {};
+    WarpRows<F> warp{w, n_out, pack, block};
+    warp.start(min(first_of_round(0), n_sub - 1));
+#pragma unroll 1
+    for (int round = 0; round < N_ROUNDS; ++round) {
+        Accumulators acc = {};
+#pragma unroll 1
+        for (int s = first_of_round(round); s < n_sub; s += WARP) warp.add(s, sub_block_after(s, round, n_sub), acc);
+        fold_round(round, acc, kept, sum);
+    }
+    fold_warps(sums, sum, total);
+    if (__syncthreads_or(warp.damaged)) {
+        damaged_totals<F>(w, n_out, pack, block, sums);
+        read_totals(sums, total);
+    }
+}
+
+// A row of floats times a tile of tokens, by a warp; returns the sum of token row_of_lane<TILE_TOKENS>(lane).
+template <class F>
+__device__ __forceinline__ float float_sum(const u8* w, i64 row, const Pack& pack, int tile) {
+    const int lane = threadIdx.x % WARP;
+    float acc[TILE_TOKENS];
+    clear(acc);
+    const float* x[TILE_TOKENS];
+#pragma unroll
+    for (int t = 0; t < TILE_TOKENS; ++t)
+        x[t] = pack.h.x + i64(min(tile * TILE_TOKENS + t, pack.n_tokens - 1)) * pack.n_in;
+    const u8* weights = w + row * pack.n_in * F::N_BYTES;
+    if (pack.n_in % 4 == 0) {
+#pragma unroll 2
+        for (int quad = lane; quad < pack.n_in / 4; quad += WARP) {
+            const float4 a = F::load_quad(weights + i64(quad) * 4 * F::N_BYTES);
+#pragma unroll
+            for (int t = 0; t < TILE_TOKENS; ++t) acc[t] = add_products(acc[t], a, load_quad(x[t], quad));
+        }
+    } else {  // rows are not aligned to 16 bytes
+        for (int k = 4 * lane; k < pack.n_in; k += k % 4 < 3 ? 1 : 4 * WARP - 3) {
+            const float weight = F::load(weights + i64(k) * F::N_BYTES);
+#pragma unroll
+            for (int t = 0; t < TILE_TOKENS; ++t) acc[t] = add(acc[t], mul(weight, x[t][k]));
+        }
+    }
+    return tree_rows(acc, lane);
+}
+
+template <class F>
+__device__ __forceinline__ void float_totals(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
+                                             float (&total)[MAX_TOKEN_TILES]) {
+    const int lane = threadIdx.x % WARP;
+    __syncthreads();  // the sums of the matrix before have been read
+    for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
+        for (int n = 0; n < block.n_tiles; ++n) {
+            const float value = float_sum<F>(w, block.row + r, pack, block.tile + n);
+            const int token = n * TILE_TOKENS + row_of_lane<TILE_TOKENS>(lane);
+            if (lane % (WARP / TILE_TOKENS) == 0) sums[slot(r, token)] = value;
+        }
+    }
+    read_totals(sums, total);
+}
+
+__device__ __forceinline__ bool is_float(int format) { return format >= FORMAT_F32; }
+
+// Calls run with a value of the format's type.
+template <class Run>
+__device__ __forceinline__ void with_float_format(int format, Run run) {
+    if (format == FORMAT_F32) run(F32{});
+    if (format == FORMAT_F16) run(F16{});
+    if (format == FORMAT_BF16) run(BF16{});
+}
+template <class Run>
+__device__ __forceinline__ void with_quantized_format(int format, Run run) {
+    if (format == FORMAT_Q4_K) run(Q4_K{});
+    if (format == FORMAT_Q5_K) run(Q5_K{});
+    if (format == FORMAT_Q6_K) run(Q6_K{});
+    if (format == FORMAT_IQ4_XS) run(IQ4_XS{});
+    if (format == FORMAT_IQ3_S) run(IQ3_S{});
+    if (format == FORMAT_Q8_0) run(Q8_0{});
+}
+
+// Totals of a block: total[n] is that of row row_of_thread(), token n * TILE_TOKENS + token_of_thread() of the block.
+__device__ __forceinline__ void block_totals(const u8* w, int format, int n_out, const Pack& pack, const Block& block,
+                                             float* sums, float (&total)[MAX_TOKEN_TILES]) {
+    with_quantized_format(format, [&](auto f) {
+        quantized_totals<decltype(f)>(w, n_out, pack, block, sums, total);
+    });
+    with_float_format(format, [&](auto f) { float_totals<decltype(f)>(w, n_out, pack, block, sums, total); });
+}
