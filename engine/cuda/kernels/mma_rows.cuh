@@ -63,16 +63,19 @@ template <class F>
 struct RowPieces {
     typename Fragment<F>::Piece piece[4];
     typename Fragment<F>::Meta meta;
+    u32 first[4], first_own;  // sub-blocks of those rows; rows behind the matrix read the last one
 
-    __device__ __forceinline__ void load(const u8* w, int n_out, int n_sub, int first_row, int s) {
+    __device__ __forceinline__ void place(int row, int n_out, int n_sub) {
         const int lane = threadIdx.x % WARP;
-        const i64 all = i64(n_out) * n_sub;
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const int row = min(first_row + lane / 4 + 8 * r, n_out - 1);
-            piece[r] = Fragment<F>::load(w, all, u32(row) * n_sub + s, lane % 4);
-        }
-        meta = Fragment<F>::load_meta(w, all, u32(min(first_row + lane, n_out - 1)) * n_sub + s);
+        for (int r = 0; r < 4; ++r) first[r] = u32(min(row + lane / 4 + 8 * r, n_out - 1)) * n_sub;
+        first_own = u32(min(row + lane, n_out - 1)) * n_sub;
+    }
+
+    __device__ __forceinline__ void load(const u8* w, i64 n_sub_all, int s) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) piece[r] = Fragment<F>::load(w, n_sub_all, first[r] + s, threadIdx.x % 4);
+        meta = Fragment<F>::load_meta(w, n_sub_all, first_own + s);
     }
 };
 
@@ -81,12 +84,33 @@ struct TokenPiece {
     uint2 q;
     float d[2], total[2];
 
-    __device__ __forceinline__ void load(const Pack& pack, int tile, int s) {
-        const u32 lane = threadIdx.x % WARP, at = u32(tile) * pack.n_sub() + s;
-        const u8* scales = pack.tiles + i64(pack.n_tiles()) * pack.n_sub() * TILE_Q_N_BYTES;
-        q = *reinterpret_cast<const uint2*>(pack.tiles + i64(at) * TILE_Q_N_BYTES + 8 * lane);
-        const float4 v = *reinterpret_cast<const float4*>(scales + i64(at) * TILE_SCALES_N_BYTES + 16 * (lane % 4));
-        d[0] = v.x, total[0] = v.y, d[1] = v.z, total[1] = v.w;
+    template <bool WITH_TOTAL>
+    __device__ __forceinline__ void load(const u8* q_tile, const u8* scales_tile) {
+        q = *reinterpret_cast<const uint2*>(q_tile);
+        if (WITH_TOTAL) {
+            const float4 v = *reinterpret_cast<const float4*>(scales_tile);
+            d[0] = v.x, d[1] = v.y, total[0] = v.z, total[1] = v.w;
+        } else {
+            const float2 v = *reinterpret_cast<const float2*>(scales_tile);
+            d[0] = v.x, d[1] = v.y;
+        }
+    }
+};
+
+// Where a lane finds its shares of the block's tiles: those of one sub-block lie one after the other.
+struct TokenTiles {
+    const u8 *q, *scales;
+    int n_tiles;  // of the pack
+
+    __device__ __forceinline__ void place(const Pack& pack, int tile) {
+        const int lane = threadIdx.x % WARP;
+        n_tiles = pack.n_tiles();
+        q = pack.tiles + tile * TILE_Q_N_BYTES + 8 * lane;
+        scales = pack.tiles + i64(n_tiles) * pack.n_sub() * TILE_Q_N_BYTES + tile * TILE_SCALES_N_BYTES + 16 * (lane % 4);
+    }
+    __device__ __forceinline__ const u8* q_at(int s) const { return q + i64(u32(s * n_tiles)) * TILE_Q_N_BYTES; }
+    __device__ __forceinline__ const u8* scales_at(int s) const {
+        return scales + i64(u32(s * n_tiles)) * TILE_SCALES_N_BYTES;
     }
 };
 
@@ -163,23 +187,26 @@ __device__ __forceinline__ void add_terms(const Coefficients<F>& c, const Dots<F
 template <class F>
 struct WarpRows {
     const u8* w;
-    int n_out;
-    const Pack& pack;
-    const Block& block;
+    i64 n_sub_all;
+    int n_tiles;
     RowPieces<F> rows;
+    TokenTiles tiles;
     TokenPiece tokens[MAX_TOKEN_TILES];
     bool damaged;
 
-    __device__ __forceinline__ void load_rows(int s) { rows.load(w, n_out, pack.n_sub(), block.row, s); }
-
-    __device__ __forceinline__ void start(int s) {
+    __device__ __forceinline__ void start(int n_out, const Pack& pack, const Block& block, int s) {
         damaged = false;
-        load_rows(s);
+        n_tiles = block.n_tiles;
+        n_sub_all = i64(n_out) * pack.n_sub();
+        rows.place(block.row, n_out, pack.n_sub());
+        tiles.place(pack, block.tile);
+        rows.load(w, n_sub_all, s);
         dependency_wait();  // weights are on their way while the kernel before ends
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
             tokens[n] = TokenPiece{};
-            if (n < block.n_tiles) tokens[n].load(pack, block.tile + n, s);
+            if (n < n_tiles)
+                tokens[n].template load<F::HAS_MIN>(tiles.q_at(s) + n * TILE_Q_N_BYTES, tiles.scales_at(s) + n * TILE_SCALES_N_BYTES);
         }
     }
 
@@ -192,15 +219,16 @@ struct WarpRows {
         damaged |= !(fabsf(own.scale) < __int_as_float(0x7f800000));
         Coefficients<F> c;
         c.share(own);
-        load_rows(next);
+        rows.load(w, n_sub_all, next);
+        const u8 *q = tiles.q_at(next), *scales = tiles.scales_at(next);
         Dots<F> dots[2];
         dots[0].multiply(a, a_high, tokens[0].q);
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
-            if (n >= block.n_tiles) break;
+            if (n % 2 == 0 && n >= n_tiles) break;  // a branch at every tile would keep their instructions apart
             if (n + 1 < MAX_TOKEN_TILES) dots[(n + 1) % 2].multiply(a, a_high, tokens[n + 1].q);
             add_terms<F>(c, dots[n % 2], tokens[n], acc[n]);
-            tokens[n].load(pack, block.tile + n, next);
+            if (n < n_tiles) tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
         }
     }
 };
@@ -217,22 +245,8 @@ __device__ __forceinline__ int sub_block_after(int s, int round, int n_sub) {
     return next < n_sub ? next : s;
 }
 
-// Add a finished residue: kept after an even round, after an odd one added to its pair and with that to `sum`.
-__device__ __forceinline__ void fold_round(int round, const Accumulators& acc, Accumulators& kept, Accumulators& sum) {
-#pragma unroll
-    for (int i = 0; i < MAX_TOKEN_TILES * 8; ++i) {
-        const float value = (&acc[0][0][0])[i];
-        float& first = (&kept[0][0][0])[i];
-        float& both = (&sum[0][0][0])[i];
-        if (round % 2 == 0)
-            first = value;
-        else
-            both = add(both, add(first, value));
-    }
-}
-
-// Sums of the block: `sums` is shared memory for PACK_WARPS * MAX_TOKEN_TILES * PACK_THREADS floats. A result lies where
-// the tensor cores leave it: slot(row, token) of it belongs to thread slot % PACK_THREADS.
+// Shared memory of a block: PACK_WARPS times N_SLOTS floats, first each warp's sums, at the end results. A result lies
+// where the tensor cores leave it: slot(row, token) belongs to thread slot % PACK_THREADS.
 __device__ __forceinline__ int slot(int row, int token) {
     const int i = row / 16 * 4 + row % 16 / 8 * 2 + token % 2;
     return token / TILE_TOKENS * PACK_THREADS + i * WARP + row % 8 * 4 + token % TILE_TOKENS / 2;
@@ -245,12 +259,22 @@ __device__ __forceinline__ int token_of_thread() { return threadIdx.x % 4 * 2 + 
 
 constexpr int N_SLOTS = MAX_TOKEN_TILES * PACK_THREADS;
 
-// The lower three levels of the tree: over the warps by 4, 2, 1.
-__device__ __forceinline__ void fold_warps(float* sums, const Accumulators& sum, float (&total)[MAX_TOKEN_TILES]) {
-    float* own = sums + threadIdx.x / WARP * N_SLOTS + threadIdx.x % WARP;
-    __syncthreads();  // the sums of the matrix before have been read
+// Take a finished residue: kept after an even round; after an odd one added to its pair and with that to the warp's sums.
+__device__ __forceinline__ void finish_round(int round, const Accumulators& acc, Accumulators& kept, float* warp_sums) {
 #pragma unroll
-    for (int i = 0; i < MAX_TOKEN_TILES * 8; ++i) own[i * WARP] = (&sum[0][0][0])[i];
+    for (int i = 0; i < MAX_TOKEN_TILES * 8; ++i) {
+        const float value = (&acc[0][0][0])[i];
+        float& first = (&kept[0][0][0])[i];
+        float& sum = warp_sums[i * WARP];
+        if (round % 2 == 0)
+            first = value;
+        else
+            sum = round == 1 ? add(first, value) : add(sum, add(first, value));
+    }
+}
+
+// The lower three levels of the tree: over the warps by 4, 2, 1.
+__device__ __forceinline__ void fold_warps(const float* sums, float (&total)[MAX_TOKEN_TILES]) {
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
@@ -263,7 +287,7 @@ __device__ __forceinline__ void fold_warps(float* sums, const Accumulators& sum,
 
 // One warp a row at a time, one token after the other, for blocks with a scale that is not finite.
 template <class F>
-__device__ __noinline__ void damaged_totals(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums) {
+__device__ __noinline__ void damaged_totals(const u8* w, int n_out, Pack pack, Block block, float* sums) {
     const int n_sub = pack.n_sub();
     for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
         const i64 row = block.row + r;
@@ -288,17 +312,18 @@ template <class F>
 __device__ __forceinline__ void quantized_totals(const u8* w, int n_out, const Pack& pack, const Block& block,
                                                  float* sums, float (&total)[MAX_TOKEN_TILES]) {
     const int n_sub = pack.n_sub();
-    Accumulators kept = {}, sum = {};
-    WarpRows<F> warp{w, n_out, pack, block};
-    warp.start(min(first_of_round(0), n_sub - 1));
+    float* warp_sums = sums + threadIdx.x / WARP * N_SLOTS + threadIdx.x % WARP;
+    Accumulators kept = {};
+    WarpRows<F> warp{w};
+    warp.start(n_out, pack, block, min(first_of_round(0), n_sub - 1));
 #pragma unroll 1
     for (int round = 0; round < N_ROUNDS; ++round) {
         Accumulators acc = {};
 #pragma unroll 1
         for (int s = first_of_round(round); s < n_sub; s += WARP) warp.add(s, sub_block_after(s, round, n_sub), acc);
-        fold_round(round, acc, kept, sum);
+        finish_round(round, acc, kept, warp_sums);
     }
-    fold_warps(sums, sum, total);
+    fold_warps(sums, total);
     if (__syncthreads_or(warp.damaged)) {
         damaged_totals<F>(w, n_out, pack, block, sums);
         read_totals(sums, total);
@@ -337,7 +362,6 @@ template <class F>
 __device__ __forceinline__ void float_totals(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
                                              float (&total)[MAX_TOKEN_TILES]) {
     const int lane = threadIdx.x % WARP;
-    __syncthreads();  // the sums of the matrix before have been read
     for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
         for (int n = 0; n < block.n_tiles; ++n) {
             const float value = float_sum<F>(w, block.row + r, pack, block.tile + n);

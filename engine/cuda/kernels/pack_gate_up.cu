@@ -24,11 +24,12 @@ __global__ void __launch_bounds__(PACK_THREADS, 1)
     __shared__ __align__(16) float sums[PACK_WARPS * N_SLOTS];
     const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens};
     const Block tile = block_at(blockIdx.x, pack);
-    float gates[MAX_TOKEN_TILES], ups[MAX_TOKEN_TILES];
+    float gates[MAX_TOKEN_TILES], ups[MAX_TOKEN_TILES] = {};
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {  // one copy of the code for both matrices
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) gates[n] = ups[n];
+        __syncthreads();  // the gate's sums have been read
         block_totals(i == 0 ? gate : up, i == 0 ? gate_format : up_format, n_ff, pack, tile, sums, ups);
     }
     __syncthreads();
