@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
-from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, plan, rms_norm
+from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, packs, plan, rms_norm
 from engine.cuda.buffers import DeviceActivation
 from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
@@ -118,7 +118,7 @@ class CudaOps:
         self._scratch = attention.AttentionScratch(*(b[f"splits.{part}"] for part in ("maxima", "sums", "values")))
         self._rope = attention.RopeTables(b["rope.cos"], b["rope.sin"])
         self._tickets, self._argmax_scratch, self._chosen = b["tickets"], b["argmax_scratch"], b["chosen"]
-        self._done = b["gate_up_done"]
+        self._done, self._tiles = b["gate_up_done"], b["tiles"]
         self._logits, self._given = b["logits"], b["given_logits"]
         self.outcome = b["outcome"]  # next token, fault word
         self._fault = self.outcome[1:].view(np.uint32)
@@ -175,16 +175,22 @@ class CudaOps:
             buffer[: n_tokens * matrix.n_out].reshape(n_tokens, matrix.n_out)
             for matrix, buffer in zip(matrices, self._projected, strict=False)
         ]
+        if n_tokens > 1:
+            return packs.project(self.kernels, matrices, h, outs, self._tiles)
         return gemv.project(self.kernels, matrices, h, outs)
 
     def project_add(self, matrix: gemv.DeviceMatrix, h: DeviceActivation, residual: cupy.ndarray) -> cupy.ndarray:
         """Add W h to `residual` in place."""
+        if residual.shape[0] > 1:
+            return packs.project(self.kernels, [matrix], h, [residual], self._tiles, add=True)[0]
         return gemv.gemv(self.kernels, matrix, h, residual, fault=self._fault, mode=gemv.ADD_RESIDUAL)
 
     def gate_up_silu(self, gate: gemv.DeviceMatrix, up: gemv.DeviceMatrix, h: DeviceActivation) -> DeviceActivation:
         """Return silu(gate h) * (up h), quantised."""
         out = self._ffn.first(h.x.shape[0])
         op = self._op(Op.GATE_UP_SILU)
+        if h.x.shape[0] > 1:
+            return packs.gate_up_silu(self.kernels, gate, up, h, out, self._tiles, fault=self._fault, op=op)
         return gemv.gate_up_silu(self.kernels, gate, up, h, out, done=self._done, fault=self._fault, op=op)
 
     def conv_silu(self, qkv: cupy.ndarray, weight: cupy.ndarray, conv_state: cupy.ndarray) -> _Convolution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from engine import quants
-from engine.cuda import argmax, attention, gated_delta, gemv, rms_norm
+from engine.cuda import argmax, attention, gated_delta, gemv, packs, rms_norm
 from engine.cuda.buffers import MAX_PACK
 from engine.gguf.reader import TensorInfo
 from engine.model.config import ModelConfig
@@ -26,21 +26,20 @@ def expressions(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[
     names |= set(rms_norm.expressions(config, MAX_PACK))
     names |= set(gated_delta.expressions(config, MAX_PACK)) if config.n_layer_recurrent else set()
     names |= set(attention.expressions(config, MAX_PACK)) if config.n_layer_attn else set()
-    return sorted(names | set(argmax.expressions()) | {IQ3S_GRID})
+    return sorted(names | set(packs.expressions()) | set(argmax.expressions()) | {IQ3S_GRID})
 
 
 def _matrix_kernels(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
-    def one(name: str, mode: int, widths: tuple[int, ...] = gemv.PACK_WIDTHS) -> Iterator[str]:
+    def one(name: str, mode: int) -> str:
         info = tensors[f"{name}.weight"]
-        return (gemv.gemv_expression(info.type, info.shape[0], width, mode) for width in widths)
+        return gemv.gemv_expression(info.type, info.shape[0], mode)
 
     for il in range(config.n_layer):
         blk, recurrent = f"blk.{il}", config.is_recurrent(il)
         types = [tensors[f"{blk}.{name}.weight"].type for name in _PROJECTIONS[recurrent]]
-        yield from (gemv.project_expression(types, config.n_embd, width) for width in gemv.PACK_WIDTHS)
-        yield from one(f"{blk}.{_OUTPUTS[recurrent]}", gemv.ADD_RESIDUAL)
-        yield from one(f"{blk}.ffn_down", gemv.ADD_RESIDUAL)
+        yield gemv.project_expression(types, config.n_embd)
+        yield one(f"{blk}.{_OUTPUTS[recurrent]}", gemv.ADD_RESIDUAL)
+        yield one(f"{blk}.ffn_down", gemv.ADD_RESIDUAL)
         gate, up = tensors[f"{blk}.ffn_gate.weight"], tensors[f"{blk}.ffn_up.weight"]
-        for width in gemv.PACK_WIDTHS:
-            yield gemv.gate_up_expression(gate.type, up.type, gate.shape[0], width)
-    yield from one("token_embd" if config.tied_output else "output", gemv.LOGITS, widths=(1,))
+        yield gemv.gate_up_expression(gate.type, up.type, gate.shape[0])
+    yield one("token_embd" if config.tied_output else "output", gemv.LOGITS)

@@ -1,0 +1,125 @@
+"""Launchers of the matrix kernels for two or more tokens: pack_tiles, pack_rows and pack_gate_up.
+
+One compiled kernel serves every format, shape and number of tokens; the format is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import quants
+from engine.cuda.buffers import DeviceActivation
+from engine.cuda.gemv import PROJECT_PARTS, DeviceMatrix
+
+if TYPE_CHECKING:
+    import cupy
+
+    from engine.cuda.kernels import Kernels
+
+PACK_THREADS = 256
+FORMATS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "Q8_0", "F32", "F16", "BF16")
+"""Formats by the number that the kernels know them by (mma_rows.cuh)."""
+TILE_TOKENS = 8
+MAX_TOKEN_TILES = 5
+"""Most tiles of tokens that a block takes."""
+TILE_ROWS, FLOAT_ROWS = 32, 8
+"""Rows of a block, of a quantised and of a float matrix."""
+SUB_BLOCK_TILE_N_BYTES = TILE_TOKENS * (32 + 8)
+"""Bytes of one sub-block of a tile: int8 values, and a scale and a sum a token."""
+
+
+def expressions() -> list[str]:
+    """Return the kernels needed, whatever the model."""
+    return ["pack_tiles", "pack_rows", "pack_gate_up"]
+
+
+def tiles_n_bytes(n_tokens: int, n_in: int) -> int:
+    """Return the size of the tiles of n_tokens vectors of n_in values; only whole groups of 32 have any."""
+    return n_tiles(n_tokens) * (n_in // 32) * SUB_BLOCK_TILE_N_BYTES
+
+
+def n_tiles(n_tokens: int) -> int:
+    """Return the tiles of a pack."""
+    return -(-n_tokens // TILE_TOKENS)
+
+
+def n_blocks(type_name: str, n_out: int, n_tokens: int) -> int:
+    """Return the blocks that a matrix takes."""
+    if quants.is_quantized(type_name):
+        return -(-n_out // TILE_ROWS) * -(-n_tiles(n_tokens) // MAX_TOKEN_TILES)
+    return -(-n_out // FLOAT_ROWS) * n_tiles(n_tokens)
+
+
+def project(
+    kernels: Kernels,
+    matrices: Sequence[DeviceMatrix],
+    h: DeviceActivation,
+    outs: Sequence[cupy.ndarray],
+    tiles: cupy.ndarray,
+    *,
+    add: bool = False,
+) -> tuple[cupy.ndarray, ...]:
+    """Write W h of each matrix, or add it, to its place in `outs`, each (n_tokens, n_out) f32.
+
+    tiles: u8 scratch, at least `tiles_n_bytes`. The blocks of the last matrix come first: models put small float
+    matrices there, whose rows take longest.
+    """
+    _tile(kernels, matrices, h, tiles)
+    parts = list(zip(matrices, outs, strict=True))[::-1]
+    arguments = [argument for matrix, out in parts for argument in (*_matrix(matrix), np.int32(matrix.n_out), out)]
+    arguments += [outs[0], np.int32(0), np.int32(0), outs[0]] * (PROJECT_PARTS - len(parts))
+    n_tokens = h.x.shape[0]
+    kernels["pack_rows"](
+        (sum(n_blocks(matrix.type_name, matrix.n_out, n_tokens) for matrix in matrices),),
+        (PACK_THREADS,),
+        (*arguments, *_vectors(h, tiles), np.int32(add)),
+    )
+    return tuple(outs)
+
+
+def gate_up_silu(
+    kernels: Kernels,
+    gate: DeviceMatrix,
+    up: DeviceMatrix,
+    h: DeviceActivation,
+    out: DeviceActivation,
+    tiles: cupy.ndarray,
+    *,
+    fault: cupy.ndarray,
+    op: int,
+) -> DeviceActivation:
+    """Write silu(gate h) * (up h), quantised, to `out` and return it; `tiles` as for `project`."""
+    _tile(kernels, (gate, up), h, tiles)
+    n_groups = -(-n_tiles(h.x.shape[0]) // MAX_TOKEN_TILES)
+    results = (out.x, out.q, out.scales, np.uint32(op), fault)
+    kernels["pack_gate_up"](
+        (-(-gate.n_out // TILE_ROWS) * n_groups,),
+        (PACK_THREADS,),
+        (*_matrix(gate), *_matrix(up), np.int32(gate.n_out), *_vectors(h, tiles), *results),
+    )
+    return out
+
+
+def _tile(kernels: Kernels, matrices: Sequence[DeviceMatrix], h: DeviceActivation, tiles: cupy.ndarray) -> None:
+    """Arrange the int8 activations for the matrices that read them."""
+    if not any(quants.is_quantized(matrix.type_name) for matrix in matrices):
+        return
+    n_tokens, n_in = h.x.shape
+    n_pieces = n_tiles(n_tokens) * TILE_TOKENS * n_in // 16
+    kernels["pack_tiles"](
+        (-(-n_pieces // PACK_THREADS),),
+        (PACK_THREADS,),
+        (h.q, h.scales, np.int32(n_in), np.int32(n_tokens), tiles),
+    )
+
+
+def _matrix(matrix: DeviceMatrix) -> tuple[cupy.ndarray, np.int32]:
+    return matrix.data, np.int32(FORMATS.index(matrix.type_name))
+
+
+def _vectors(h: DeviceActivation, tiles: cupy.ndarray) -> tuple[object, ...]:
+    n_tokens, n_in = h.x.shape
+    return h.x, h.q, h.scales, tiles, np.int32(n_in), np.int32(n_tokens)
