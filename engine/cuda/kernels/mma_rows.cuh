@@ -210,12 +210,12 @@ struct WarpRows {
         }
     }
 
-    // Add the terms of sub-block s, whose loads are in flight, and ask for sub-block `next`.
-    __device__ __forceinline__ void add(int s, int next, Accumulators& acc) {
+    // Add the terms of the sub-block whose loads are in flight, and ask for sub-block `next`.
+    __device__ __forceinline__ void add(int next, Accumulators& acc) {
         u32 a[2][4], a_high[2][4];
         operands<F>(rows, a, a_high);
         RowScale own;
-        Fragment<F>::scales(rows.meta, s, own);
+        Fragment<F>::scales(rows.meta, threadIdx.x / WARP, own);  // a warp has the same of eight in every super-block
         damaged |= !(fabsf(own.scale) < __int_as_float(0x7f800000));
         Coefficients<F> c;
         c.share(own);
@@ -225,10 +225,10 @@ struct WarpRows {
         dots[0].multiply(a, a_high, tokens[0].q);
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
-            if (n % 2 == 0 && n >= n_tiles) break;  // a branch at every tile would keep their instructions apart
+            if (n >= n_tiles) break;
             if (n + 1 < MAX_TOKEN_TILES) dots[(n + 1) % 2].multiply(a, a_high, tokens[n + 1].q);
             add_terms<F>(c, dots[n % 2], tokens[n], acc[n]);
-            if (n < n_tiles) tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
+            tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
         }
     }
 };
@@ -238,11 +238,11 @@ __device__ __forceinline__ int first_of_round(int round) {
     return threadIdx.x / WARP + PACK_WARPS * (round / 2 + round % 2 * 2);
 }
 
-// The sub-block after s in a warp's order, or s after the last.
-__device__ __forceinline__ int sub_block_after(int s, int round, int n_sub) {
-    int next = s + WARP;
-    while (next >= n_sub && ++round < N_ROUNDS) next = first_of_round(round);
-    return next < n_sub ? next : s;
+// The sub-block that follows a round: the first of the next round that has any, or one to be read in vain.
+__device__ __forceinline__ int sub_block_after(int round, int n_sub) {
+    while (++round < N_ROUNDS)
+        if (first_of_round(round) < n_sub) return first_of_round(round);
+    return 0;
 }
 
 // Shared memory of a block: PACK_WARPS times N_SLOTS floats, first each warp's sums, at the end results. A result lies
@@ -319,8 +319,9 @@ __device__ __forceinline__ void quantized_totals(const u8* w, int n_out, const P
 #pragma unroll 1
     for (int round = 0; round < N_ROUNDS; ++round) {
         Accumulators acc = {};
+        const int after = sub_block_after(round, n_sub);
 #pragma unroll 1
-        for (int s = first_of_round(round); s < n_sub; s += WARP) warp.add(s, sub_block_after(s, round, n_sub), acc);
+        for (int s = first_of_round(round); s < n_sub; s += WARP) warp.add(s + WARP < n_sub ? s + WARP : after, acc);
         finish_round(round, acc, kept, warp_sums);
     }
     fold_warps(sums, total);
