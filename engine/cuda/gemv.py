@@ -1,4 +1,4 @@
-"""Launchers of the matrix kernels for one token, gemv, project and gate_up_silu, and of repack; packs.py has the others."""
+"""Launchers of the matrix kernels for one token, gemv, project and gate_up_silu, and of repack."""
 
 from __future__ import annotations
 

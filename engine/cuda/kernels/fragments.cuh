@@ -2,8 +2,16 @@
 // In a tile of 16 rows, lane l of a warp holds weights 8t .. 8t + 7 of rows g and g + 8, with g = l / 4 and t = l % 4;
 // the activations (pack_tiles.cu) lie likewise. An exact dot product may take its terms in any order, so these are the
 // eight weights that lie together in every plane. Piece is what a lane reads of one row's sub-block, and words() makes
-// the two words of it; Meta and scales() are for one lane a row. i, n_sub and s as in formats.cuh.
+// the two words of it; Meta and scales() are for one lane a row. i, n_sub and s as in formats.cuh; own
+// is where the lane's LANE_N_BYTES of sub-block 0 lie in the first plane.
 #pragma once
+
+// A pointer whose origin the compiler does not see: it would add w and t anew to every address.
+__device__ __forceinline__ const u8* hide_origin(const u8* p) {
+    u64 address = reinterpret_cast<u64>(p), hidden;
+    asm("mov.u64 %0, %1;" : "=l"(hidden) : "l"(address));
+    return reinterpret_cast<const u8*>(hidden);
+}
 
 struct RowScale {
     float scale;
@@ -21,7 +29,8 @@ template <>
 struct Fragment<Q4_K> {
     using Piece = u32;
     using Meta = uint4;
-    __device__ static Piece load(const u8* w, i64, u32 i, int t) { return load4(w + i64(i) * 16 + 4 * t); }
+    static constexpr int LANE_N_BYTES = 4;
+    __device__ static Piece load(const u8* own, const u8*, i64, u32 i, int) { return load4(own + i64(i) * 16); }
     __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) { return cached16(w + 16 * n_sub + i64(i >> 3) * 16); }
     __device__ static uint2 words(Piece nibbles, int) {
         return make_uint2(nibbles & 0x0f0f0f0fu, (nibbles >> 4) & 0x0f0f0f0fu);
@@ -37,8 +46,9 @@ struct Fragment<Q5_K> {
         u32 nibbles, high;
     };
     using Meta = uint4;
-    __device__ static Piece load(const u8* w, i64 n_sub, u32 i, int t) {
-        return {load4(w + i64(i) * 16 + 4 * t), load4(w + 18 * n_sub + i64(i) * 4)};
+    static constexpr int LANE_N_BYTES = 4;
+    __device__ static Piece load(const u8* own, const u8* w, i64 n_sub, u32 i, int t) {
+        return {load4(own + i64(i) * 16), load4(w + 18 * n_sub + i64(i) * 4)};
     }
     __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) { return Fragment<Q4_K>::load_meta(w, n_sub, i); }
     __device__ static uint2 words(const Piece& piece, int t) {
@@ -57,8 +67,9 @@ struct Fragment<Q6_K> {
     struct Meta {
         u32 scales, d;
     };
-    __device__ static Piece load(const u8* w, i64 n_sub, u32 i, int t) {
-        return {load4(w + i64(i) * 16 + 4 * t), load4(w + 16 * n_sub + i64(i) * 8 + 4 * (t / 2))};
+    static constexpr int LANE_N_BYTES = 4;
+    __device__ static Piece load(const u8* own, const u8* w, i64 n_sub, u32 i, int t) {
+        return {load4(own + i64(i) * 16), load4(w + 16 * n_sub + i64(i) * 8 + 4 * (t / 2))};
     }
     __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) {
         return {load2(w + 24 * n_sub + i64(i) * 2), load2(w + 26 * n_sub + i64(i >> 3) * 2)};
@@ -79,7 +90,8 @@ template <>
 struct Fragment<IQ4_XS> {
     using Piece = u32;
     using Meta = uint2;
-    __device__ static Piece load(const u8* w, i64, u32 i, int t) { return load4(w + i64(i) * 16 + 4 * t); }
+    static constexpr int LANE_N_BYTES = 4;
+    __device__ static Piece load(const u8* own, const u8*, i64, u32 i, int) { return load4(own + i64(i) * 16); }
     __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) { return cached8(w + 16 * n_sub + i64(i >> 3) * 8); }
     __device__ static uint2 words(Piece indices, int) {
         return make_uint2(iq4_lookup(indices & 0xffffu), iq4_lookup(indices >> 16));
@@ -95,8 +107,9 @@ struct Fragment<IQ3_S> {
     struct Meta {
         u32 scales, d;
     };
-    __device__ static Piece load(const u8* w, i64 n_sub, u32 i, int t) {
-        return {load2(w + i64(i) * 8 + 2 * t), load1(w + 8 * n_sub + i64(i) * 4 + t), load1(w + 12 * n_sub + i)};
+    static constexpr int LANE_N_BYTES = 2;
+    __device__ static Piece load(const u8* own, const u8* w, i64 n_sub, u32 i, int t) {
+        return {load2(own + i64(i) * 8), load1(w + 8 * n_sub + i64(i) * 4 + t), load1(w + 12 * n_sub + i)};
     }
     __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) {
         return {load1(w + 13 * n_sub + (i >> 1)), load2(w + 13 * n_sub + n_sub / 2 + i64(i >> 3) * 2)};
@@ -115,7 +128,8 @@ template <>
 struct Fragment<Q8_0> {
     using Piece = uint2;
     using Meta = u32;
-    __device__ static Piece load(const u8* w, i64, u32 i, int t) { return cached8(w + i64(i) * 32 + 8 * t); }
+    static constexpr int LANE_N_BYTES = 8;
+    __device__ static Piece load(const u8* own, const u8*, i64, u32 i, int) { return cached8(own + i64(i) * 32); }
     __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) { return load2(w + 32 * n_sub + i64(i) * 2); }
     __device__ static uint2 words(Piece piece, int) { return piece; }
     __device__ static void scales(Meta d, int, RowScale& out) { out.scale = half_to_float(u16(d)); }

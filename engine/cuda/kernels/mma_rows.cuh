@@ -72,9 +72,9 @@ struct RowPieces {
         first_own = u32(min(row + lane, n_out - 1)) * n_sub;
     }
 
-    __device__ __forceinline__ void load(const u8* w, i64 n_sub_all, int s) {
+    __device__ __forceinline__ void load(const u8* own, const u8* w, i64 n_sub_all, int s) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) piece[r] = Fragment<F>::load(w, n_sub_all, first[r] + s, threadIdx.x % 4);
+        for (int r = 0; r < 4; ++r) piece[r] = Fragment<F>::load(own, w, n_sub_all, first[r] + s, threadIdx.x % 4);
         meta = Fragment<F>::load_meta(w, n_sub_all, first_own + s);
     }
 };
@@ -186,21 +186,22 @@ __device__ __forceinline__ void add_terms(const Coefficients<F>& c, const Dots<F
 // A warp's way through its sub-blocks, with the next one's loads in flight while one is worked on.
 template <class F>
 struct WarpRows {
-    const u8* w;
+    const u8 *w, *own;
     i64 n_sub_all;
     int n_tiles;
     RowPieces<F> rows;
     TokenTiles tiles;
     TokenPiece tokens[MAX_TOKEN_TILES];
-    bool damaged;
+    u32 largest;  // bits of the largest scale: infinity or NaN if any is not finite
 
     __device__ __forceinline__ void start(int n_out, const Pack& pack, const Block& block, int s) {
-        damaged = false;
+        largest = 0;
+        own = hide_origin(w + threadIdx.x % 4 * Fragment<F>::LANE_N_BYTES);
         n_tiles = block.n_tiles;
         n_sub_all = i64(n_out) * pack.n_sub();
         rows.place(block.row, n_out, pack.n_sub());
         tiles.place(pack, block.tile);
-        rows.load(w, n_sub_all, s);
+        rows.load(own, w, n_sub_all, s);
         dependency_wait();  // weights are on their way while the kernel before ends
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
@@ -214,12 +215,12 @@ struct WarpRows {
     __device__ __forceinline__ void add(int next, Accumulators& acc) {
         u32 a[2][4], a_high[2][4];
         operands<F>(rows, a, a_high);
-        RowScale own;
-        Fragment<F>::scales(rows.meta, threadIdx.x / WARP, own);  // a warp has the same of eight in every super-block
-        damaged |= !(fabsf(own.scale) < __int_as_float(0x7f800000));
+        RowScale scale;
+        Fragment<F>::scales(rows.meta, threadIdx.x / WARP, scale);  // a warp has the same of eight in every super-block
+        largest = max(largest, __float_as_uint(fabsf(scale.scale)));
         Coefficients<F> c;
-        c.share(own);
-        rows.load(w, n_sub_all, next);
+        c.share(scale);
+        rows.load(own, w, n_sub_all, next);
         const u8 *q = tiles.q_at(next), *scales = tiles.scales_at(next);
         Dots<F> dots[2];
         dots[0].multiply(a, a_high, tokens[0].q);
@@ -325,7 +326,7 @@ __device__ __forceinline__ void quantized_totals(const u8* w, int n_out, const P
         finish_round(round, acc, kept, warp_sums);
     }
     fold_warps(sums, total);
-    if (__syncthreads_or(warp.damaged)) {
+    if (__syncthreads_or(warp.largest >= 0x7f800000u)) {
         damaged_totals<F>(w, n_out, pack, block, sums);
         read_totals(sums, total);
     }

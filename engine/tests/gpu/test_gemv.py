@@ -207,12 +207,14 @@ def counters(n_ff: int) -> Any:
     return cupy.asarray(np.zeros(-(-n_ff // 32), np.uint32))
 
 
-def launch_gate_up(kernels: Any, matrices: Any, h: numerics.Activation, out: Any, fault: Any, op: int = 0) -> None:
-    vectors, done = activation_on_device(h), counters(out.x.shape[1])
+def launch_gate_up(
+    kernels: Any, matrices: list[gemv.DeviceMatrix], h: numerics.Activation, out: Any, fault: Any, op: int = 0
+) -> None:
+    (gate, up), vectors, done = matrices, activation_on_device(h), counters(out.x.shape[1])
     if out.x.shape[0] == 1:
-        gemv.gate_up_silu(kernels, *matrices, vectors, out, done=done, fault=fault, op=op)
+        gemv.gate_up_silu(kernels, gate, up, vectors, out, done=done, fault=fault, op=op)
     else:
-        packs.gate_up_silu(kernels, *matrices, vectors, out, tiles_for(h.x.shape[1]), fault=fault, op=op)
+        packs.gate_up_silu(kernels, gate, up, vectors, out, tiles_for(h.x.shape[1]), fault=fault, op=op)
     assert not cupy.asnumpy(done).any()
 
 
