@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from engine.cuda.kernels import Kernels
 
-PACK_THREADS = 256
+PACK_THREADS = 128
+TILES_THREADS = 256
 FORMATS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "Q8_0", "F32", "F16", "BF16")
 """Formats by the number that the kernels know them by (mma_rows.cuh)."""
 TILE_TOKENS = 8
 MAX_TOKEN_TILES = 5
 """Most tiles of tokens that a block takes."""
-TILE_ROWS, FLOAT_ROWS = 32, 8
+TILE_ROWS, FLOAT_ROWS = 32, 4
 """Rows of a block, of a quantised and of a float matrix."""
 SUB_BLOCK_TILE_N_BYTES = TILE_TOKENS * (32 + 8)
 """Bytes of one sub-block of a tile: int8 values, and a scale and a sum a token."""
@@ -110,8 +111,8 @@ def _tile(kernels: Kernels, matrices: Sequence[DeviceMatrix], h: DeviceActivatio
     n_tokens, n_in = h.x.shape
     n_pieces = n_tiles(n_tokens) * TILE_TOKENS * n_in // 16
     kernels["pack_tiles"](
-        (-(-n_pieces // PACK_THREADS),),
-        (PACK_THREADS,),
+        (-(-n_pieces // TILES_THREADS),),
+        (TILES_THREADS,),
         (h.q, h.scales, np.int32(n_in), np.int32(n_tokens), tiles),
     )
 

@@ -1,19 +1,21 @@
-// mma_rows.cuh: 32 rows of a matrix times up to 40 tokens by a block of eight warps; the core of pack_rows, pack_gate_up
+// mma_rows.cuh: 32 rows of a matrix times up to 40 tokens by a block of four warps; the core of pack_rows, pack_gate_up
 // Quantised formats use the int8 tensor cores: one m16n8k32 is the exact dot products of one sub-block of 16 rows with
 // 8 tokens. The floats follow row_dot.cuh to the bit:
-//   warp w takes the sub-blocks s = w (mod 8), residue by residue in the order w, w + 16, w + 8, w + 24 (mod 32), so that
-//   the upper two levels of the tree over the 32 lanes are additions of its own sums; the lower three are over the warps
+//   warp w takes the sub-blocks s = w (mod 4), residue by residue (mod 32) in the order w + 0, 16, 8, 24, 4, 20, 12, 28,
+//   so that the upper three levels of the tree over the 32 lanes are additions of its own sums; the lower two are over
+//   the warps. Two blocks share an SM, so that one works while the other waits for its first loads or at a barrier
 //   dots start at 3 * 2^22 as integers, which read as floats are MAGIC + dot, exactly. One fma then gives scale * dot,
 //   rounded once: scale * MAGIC has at most 19 bits and cancels. Signs of zero may differ, but x + 0 = x whatever the sign
 //   for sums that are never -0. A scale that is not finite would not cancel: then the block uses row_dot's core.
 // Q6_K has two integer scales: two mma, each with half of the weights, and an exact fma for low * dot + high * dot.
 #pragma once
 
-constexpr int PACK_WARPS = 8;
+constexpr int PACK_WARPS = 4;
 constexpr int PACK_THREADS = WARP * PACK_WARPS;
 constexpr int TILE_ROWS = 32;        // of a block
 constexpr int TILE_TOKENS = 8;       // of one tile of tokens
 constexpr int MAX_TOKEN_TILES = 5;   // of a block
+constexpr int PACK_BLOCKS_PER_SM = 2;
 constexpr int N_ROUNDS = WARP / PACK_WARPS;
 constexpr int TILE_Q_N_BYTES = TILE_TOKENS * SUB_BLOCK, TILE_SCALES_N_BYTES = TILE_TOKENS * 8;
 constexpr int MAGIC_BITS = 0x4b400000;
@@ -211,12 +213,12 @@ struct WarpRows {
         }
     }
 
-    // Add the terms of the sub-block whose loads are in flight, and ask for sub-block `next`.
-    __device__ __forceinline__ void add(int next, Accumulators& acc) {
+    // Add the terms of the sub-block whose loads are in flight, number j of its super-block, and ask for sub-block `next`.
+    __device__ __forceinline__ void add(int j, int next, Accumulators& acc) {
         u32 a[2][4], a_high[2][4];
         operands<F>(rows, a, a_high);
         RowScale scale;
-        Fragment<F>::scales(rows.meta, threadIdx.x / WARP, scale);  // a warp has the same of eight in every super-block
+        Fragment<F>::scales(rows.meta, j, scale);
         largest = max(largest, __float_as_uint(fabsf(scale.scale)));
         Coefficients<F> c;
         c.share(scale);
@@ -236,7 +238,7 @@ struct WarpRows {
 
 // First sub-block of a warp's round: its residues in the order in which the tree pairs them.
 __device__ __forceinline__ int first_of_round(int round) {
-    return threadIdx.x / WARP + PACK_WARPS * (round / 2 + round % 2 * 2);
+    return threadIdx.x / WARP + PACK_WARPS * (round / 4 + round / 2 % 2 * 2 + round % 2 * 4);
 }
 
 // The sub-block that follows a round: the first of the next round that has any, or one to be read in vain.
@@ -246,49 +248,57 @@ __device__ __forceinline__ int sub_block_after(int round, int n_sub) {
     return 0;
 }
 
-// Shared memory of a block: PACK_WARPS times N_SLOTS floats, first each warp's sums, at the end results. A result lies
-// where the tensor cores leave it: slot(row, token) belongs to thread slot % PACK_THREADS.
+// Shared memory of a block: N_SUMS floats, at first two sets of sums for each warp, at the end results in one set. A
+// value lies where the tensor cores leave it, at slot(row, token); a thread has the results at PACK_THREADS * n + its own
+// number.
+constexpr int TILE_SLOTS = TILE_ROWS * TILE_TOKENS, N_SLOTS = MAX_TOKEN_TILES * TILE_SLOTS;
+constexpr int N_SUMS = 2 * PACK_WARPS * N_SLOTS;
+constexpr int N_RESULTS = N_SLOTS / PACK_THREADS;  // of a thread: rows of both tiles of 16 in turn
+
 __device__ __forceinline__ int slot(int row, int token) {
     const int i = row / 16 * 4 + row % 16 / 8 * 2 + token % 2;
-    return token / TILE_TOKENS * PACK_THREADS + i * WARP + row % 8 * 4 + token % TILE_TOKENS / 2;
+    return token / TILE_TOKENS * TILE_SLOTS + i * WARP + row % 8 * 4 + token % TILE_TOKENS / 2;
 }
-__device__ __forceinline__ int row_of_thread() {
-    const int i = threadIdx.x / WARP;
-    return i / 4 * 16 + i % 4 / 2 * 8 + threadIdx.x % WARP / 4;
+__device__ __forceinline__ int row_of_result(int n) {
+    return n % 2 * 16 + threadIdx.x / (2 * WARP) * 8 + threadIdx.x % WARP / 4;
 }
-__device__ __forceinline__ int token_of_thread() { return threadIdx.x % 4 * 2 + threadIdx.x / WARP % 2; }
+__device__ __forceinline__ int token_of_result(int n) {
+    return n / 2 * TILE_TOKENS + threadIdx.x % 4 * 2 + threadIdx.x / WARP % 2;
+}
 
-constexpr int N_SLOTS = MAX_TOKEN_TILES * PACK_THREADS;
-
-// Take a finished residue: kept after an even round; after an odd one added to its pair and with that to the warp's sums.
+// Take a finished residue: kept after an even round; after an odd one added to its pair, and two such sums to one of the
+// two halves that a warp's residues make in the tree.
 __device__ __forceinline__ void finish_round(int round, const Accumulators& acc, Accumulators& kept, float* warp_sums) {
+    float* half = warp_sums + round / 4 * PACK_WARPS * N_SLOTS;
 #pragma unroll
     for (int i = 0; i < MAX_TOKEN_TILES * 8; ++i) {
         const float value = (&acc[0][0][0])[i];
-        float& first = (&kept[0][0][0])[i];
-        float& sum = warp_sums[i * WARP];
+        float &first = (&kept[0][0][0])[i], &sum = half[i * WARP];
         if (round % 2 == 0)
             first = value;
         else
-            sum = round == 1 ? add(first, value) : add(sum, add(first, value));
+            sum = round % 4 == 1 ? add(first, value) : add(sum, add(first, value));
     }
 }
 
-// The lower three levels of the tree: over the warps by 4, 2, 1.
-__device__ __forceinline__ void fold_warps(const float* sums, float (&total)[MAX_TOKEN_TILES]) {
+// The lower three levels of the tree: the halves of each warp, then over the warps by 2, 1.
+__device__ __forceinline__ void fold_warps(const float* sums, float (&results)[N_RESULTS]) {
     __syncthreads();
 #pragma unroll
-    for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
+    for (int n = 0; n < N_RESULTS; ++n) {
         float v[PACK_WARPS];
 #pragma unroll
-        for (int w = 0; w < PACK_WARPS; ++w) v[w] = sums[w * N_SLOTS + n * PACK_THREADS + threadIdx.x];
-        total[n] = add(add(add(v[0], v[4]), add(v[2], v[6])), add(add(v[1], v[5]), add(v[3], v[7])));
+        for (int w = 0; w < PACK_WARPS; ++w) {
+            const float* half = sums + w * N_SLOTS + n * PACK_THREADS + threadIdx.x;
+            v[w] = add(half[0], half[PACK_WARPS * N_SLOTS]);
+        }
+        results[n] = add(add(v[0], v[2]), add(v[1], v[3]));
     }
 }
 
 // One warp a row at a time, one token after the other, for blocks with a scale that is not finite.
 template <class F>
-__device__ __noinline__ void damaged_totals(const u8* w, int n_out, Pack pack, Block block, float* sums) {
+__device__ __noinline__ void damaged_results(const u8* w, int n_out, Pack pack, Block block, float* sums) {
     const int n_sub = pack.n_sub();
     for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
         const i64 row = block.row + r;
@@ -297,21 +307,21 @@ __device__ __noinline__ void damaged_totals(const u8* w, int n_out, Pack pack, B
             for (int s = threadIdx.x % WARP; s < n_sub; s += WARP)
                 add_sub_block<F, 1>(F::load(w, i64(n_out) * n_sub, row * n_sub + s), s, pack.n_in,
                                     pack.token(block.token() + t), 1, acc);
-            const float total = tree(acc[0]);
-            if (threadIdx.x % WARP == 0) sums[slot(r, t)] = total;
+            const float sum = tree(acc[0]);
+            if (threadIdx.x % WARP == 0) sums[slot(r, t)] = sum;
         }
     }
 }
 
-__device__ __forceinline__ void read_totals(const float* sums, float (&total)[MAX_TOKEN_TILES]) {
+__device__ __forceinline__ void read_results(const float* sums, float (&results)[N_RESULTS]) {
     __syncthreads();
 #pragma unroll
-    for (int n = 0; n < MAX_TOKEN_TILES; ++n) total[n] = sums[n * PACK_THREADS + threadIdx.x];
+    for (int n = 0; n < N_RESULTS; ++n) results[n] = sums[n * PACK_THREADS + threadIdx.x];
 }
 
 template <class F>
-__device__ __forceinline__ void quantized_totals(const u8* w, int n_out, const Pack& pack, const Block& block,
-                                                 float* sums, float (&total)[MAX_TOKEN_TILES]) {
+__device__ __forceinline__ void quantized_results(const u8* w, int n_out, const Pack& pack, const Block& block,
+                                                 float* sums, float (&results)[N_RESULTS]) {
     const int n_sub = pack.n_sub();
     float* warp_sums = sums + threadIdx.x / WARP * N_SLOTS + threadIdx.x % WARP;
     Accumulators kept = {};
@@ -322,13 +332,14 @@ __device__ __forceinline__ void quantized_totals(const u8* w, int n_out, const P
         Accumulators acc = {};
         const int after = sub_block_after(round, n_sub);
 #pragma unroll 1
-        for (int s = first_of_round(round); s < n_sub; s += WARP) warp.add(s + WARP < n_sub ? s + WARP : after, acc);
+        for (int s = first_of_round(round); s < n_sub; s += WARP)
+            warp.add(first_of_round(round) % 8, s + WARP < n_sub ? s + WARP : after, acc);
         finish_round(round, acc, kept, warp_sums);
     }
-    fold_warps(sums, total);
+    fold_warps(sums, results);
     if (__syncthreads_or(warp.largest >= 0x7f800000u)) {
-        damaged_totals<F>(w, n_out, pack, block, sums);
-        read_totals(sums, total);
+        damaged_results<F>(w, n_out, pack, block, sums);
+        read_results(sums, results);
     }
 }
 
@@ -361,8 +372,8 @@ __device__ __forceinline__ float float_sum(const u8* w, i64 row, const Pack& pac
 }
 
 template <class F>
-__device__ __forceinline__ void float_totals(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
-                                             float (&total)[MAX_TOKEN_TILES]) {
+__device__ __forceinline__ void float_results(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
+                                             float (&results)[N_RESULTS]) {
     const int lane = threadIdx.x % WARP;
     for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
         for (int n = 0; n < block.n_tiles; ++n) {
@@ -371,7 +382,7 @@ __device__ __forceinline__ void float_totals(const u8* w, int n_out, const Pack&
             if (lane % (WARP / TILE_TOKENS) == 0) sums[slot(r, token)] = value;
         }
     }
-    read_totals(sums, total);
+    read_results(sums, results);
 }
 
 __device__ __forceinline__ bool is_float(int format) { return format >= FORMAT_F32; }
@@ -393,11 +404,11 @@ __device__ __forceinline__ void with_quantized_format(int format, Run run) {
     if (format == FORMAT_Q8_0) run(Q8_0{});
 }
 
-// Totals of a block: total[n] is that of row row_of_thread(), token n * TILE_TOKENS + token_of_thread() of the block.
-__device__ __forceinline__ void block_totals(const u8* w, int format, int n_out, const Pack& pack, const Block& block,
-                                             float* sums, float (&total)[MAX_TOKEN_TILES]) {
+// results[n] is that of row row_of_result(n) and token token_of_result(n) of the block.
+__device__ __forceinline__ void block_results(const u8* w, int format, int n_out, const Pack& pack, const Block& block,
+                                             float* sums, float (&results)[N_RESULTS]) {
     with_quantized_format(format, [&](auto f) {
-        quantized_totals<decltype(f)>(w, n_out, pack, block, sums, total);
+        quantized_results<decltype(f)>(w, n_out, pack, block, sums, results);
     });
-    with_float_format(format, [&](auto f) { float_totals<decltype(f)>(w, n_out, pack, block, sums, total); });
+    with_float_format(format, [&](auto f) { float_results<decltype(f)>(w, n_out, pack, block, sums, results); });
 }

@@ -2,8 +2,8 @@
 // W_i (n_out_i, n_in) in planes of the format of that number; h as f32 x, int8 q, scales and tiles (pack_tiles.cu);
 // y_i (n_tokens, n_out_i) f32; n_out_i = 0 for unused places
 // bytes   all matrices once for every 40 tokens, activations once for every 32 rows from L2
-// launch  grid sum over i of n_blocks (packs.py), block 256, blocks in order of the matrices; quantised: 32 rows by up to
-//         40 tokens a block; float: 8 rows by 8 tokens, a row a warp
+// launch  grid sum over i of n_blocks (packs.py), block 128, blocks in order of the matrices; quantised: 32 rows by up to
+//         40 tokens a block; float: 4 rows by 8 tokens, a row a warp
 // numerics mma_rows.cuh, row_dot.cuh
 struct PackPart {
     const u8* w;
@@ -41,12 +41,12 @@ __device__ __forceinline__ void float_block(const PackPart& part, const Pack& pa
     put(part, pack, row, tile * TILE_TOKENS + row_of_lane<TILE_TOKENS>(lane), adds, value);
 }
 
-__global__ void __launch_bounds__(PACK_THREADS, 1)
+__global__ void __launch_bounds__(PACK_THREADS, PACK_BLOCKS_PER_SM)
     pack_rows(const u8* wa, int format_a, int n_a, float* ya, const u8* wb, int format_b, int n_b, float* yb,
               const u8* wc, int format_c, int n_c, float* yc, const u8* wd, int format_d, int n_d, float* yd,
               const float* x, const i8* q, const GroupScale* scales, const u8* tiles, int n_in, int n_tokens, int adds) {
     release_dependents();
-    __shared__ __align__(16) float sums[PACK_WARPS * N_SLOTS];
+    __shared__ __align__(16) float sums[N_SUMS];
     const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens};
     PackPart part{wa, format_a, n_a, ya};
     int block = blockIdx.x;
@@ -55,14 +55,13 @@ __global__ void __launch_bounds__(PACK_THREADS, 1)
     pass(block, part, PackPart{wd, format_d, n_d, yd}, pack);
     if (is_float(part.format)) return float_block(part, pack, block, adds);
     const Block tile = block_at(block, pack);
-    float total[MAX_TOKEN_TILES];
+    float results[N_RESULTS];
     with_quantized_format(part.format, [&](auto f) {
-        quantized_totals<decltype(f)>(part.w, part.n_out, pack, tile, sums, total);
+        quantized_results<decltype(f)>(part.w, part.n_out, pack, tile, sums, results);
     });
 #pragma unroll
-    for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
-        if (n >= tile.n_tiles) break;
-        const int token = tile.token() + n * TILE_TOKENS + token_of_thread();
-        put(part, pack, tile.row + row_of_thread(), token, adds, total[n]);
+    for (int n = 0; n < N_RESULTS; ++n) {
+        if (n / 2 >= tile.n_tiles) break;
+        put(part, pack, tile.row + row_of_result(n), tile.token() + token_of_result(n), adds, results[n]);
     }
 }
