@@ -171,7 +171,7 @@ def decode_bench(
     repetitions: Repetitions = 3,
     as_json: Json = False,
 ) -> None:
-    """Time greedy decoding: decode-bench MODEL 128 512 4."""
+    """Time greedy decoding: decode-bench MODEL 128 512."""
     engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, n_steps + 1)
     prefill = bench_prefill(engine, ids, pack, 1)
     runs = bench_decode(engine, ids, n_steps, repetitions)
@@ -182,7 +182,7 @@ def decode_bench(
 def prompt_bench(
     model: BenchModel,
     n_ctx: Annotated[int, typer.Argument(metavar="CTX", min=1, help="Positions in the context")] = 512,
-    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of the layer-major prefill")] = N_PACK,
+    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of layer-major prefill")] = N_PACK,
     prompt_ids: PromptIds = None,
     backend: Backend = "cuda",
     vram_budget: Budget = None,

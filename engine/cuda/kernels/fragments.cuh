@@ -2,8 +2,8 @@
 // In a tile of 16 rows, lane l of a warp holds weights 8t .. 8t + 7 of rows g and g + 8, with g = l / 4 and t = l % 4;
 // the activations (pack_tiles.cu) lie likewise. An exact dot product may take its terms in any order, so these are the
 // eight weights that lie together in every plane. Piece is what a lane reads of one row's sub-block, and words() makes
-// the two words of it; Meta and scales() are for one lane a row. i, n_sub and s as in formats.cuh; own
-// is where the lane's LANE_N_BYTES of sub-block 0 lie in the first plane.
+// the two words of it; Meta and scales() are for one lane a row. i, n_sub and s as in formats.cuh; own is where the
+// lane's LANE_N_BYTES of sub-block 0 lie in the first plane.
 #pragma once
 
 // A pointer whose origin the compiler does not see: it would add w and t anew to every address.
@@ -31,7 +31,9 @@ struct Fragment<Q4_K> {
     using Meta = uint4;
     static constexpr int LANE_N_BYTES = 4;
     __device__ static Piece load(const u8* own, const u8*, i64, u32 i, int) { return load4(own + i64(i) * 16); }
-    __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) { return cached16(w + 16 * n_sub + i64(i >> 3) * 16); }
+    __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) {
+        return cached16(w + 16 * n_sub + i64(i >> 3) * 16);
+    }
     __device__ static uint2 words(Piece nibbles, int) {
         return make_uint2(nibbles & 0x0f0f0f0fu, (nibbles >> 4) & 0x0f0f0f0fu);
     }
@@ -92,7 +94,9 @@ struct Fragment<IQ4_XS> {
     using Meta = uint2;
     static constexpr int LANE_N_BYTES = 4;
     __device__ static Piece load(const u8* own, const u8*, i64, u32 i, int) { return load4(own + i64(i) * 16); }
-    __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) { return cached8(w + 16 * n_sub + i64(i >> 3) * 8); }
+    __device__ static Meta load_meta(const u8* w, i64 n_sub, u32 i) {
+        return cached8(w + 16 * n_sub + i64(i >> 3) * 8);
+    }
     __device__ static uint2 words(Piece indices, int) {
         return make_uint2(iq4_lookup(indices & 0xffffu), iq4_lookup(indices >> 16));
     }

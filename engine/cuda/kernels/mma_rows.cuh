@@ -1,13 +1,15 @@
 // mma_rows.cuh: 32 rows of a matrix times up to 40 tokens by a block of four warps; the core of pack_rows, pack_gate_up
 // Quantised formats use the int8 tensor cores: one m16n8k32 is the exact dot products of one sub-block of 16 rows with
 // 8 tokens. The floats follow row_dot.cuh to the bit:
-//   warp w takes the sub-blocks s = w (mod 4), residue by residue (mod 32) in the order w + 0, 16, 8, 24, 4, 20, 12, 28,
-//   so that the upper three levels of the tree over the 32 lanes are additions of its own sums; the lower two are over
-//   the warps. Two blocks share an SM, so that one works while the other waits for its first loads or at a barrier
-//   dots start at 3 * 2^22 as integers, which read as floats are MAGIC + dot, exactly. One fma then gives scale * dot,
-//   rounded once: scale * MAGIC has at most 19 bits and cancels. Signs of zero may differ, but x + 0 = x whatever the sign
-//   for sums that are never -0. A scale that is not finite would not cancel: then the block uses row_dot's core.
+//   warp w takes the sub-blocks s = w (mod 4), residue by residue (mod 32): w + 0, 16, 8, 24, 4, 20, 12, 28. So the
+//   upper three levels of the tree over the 32 lanes are additions of its own sums; the lower two are over the warps
+//   dots start at the integer that is MAGIC = 3 * 2^22 as a float, and so read as floats are MAGIC + dot, exactly. One
+//   fma then gives scale * dot, rounded once: scale * MAGIC has at most 19 bits and cancels. Signs of zero may differ,
+//   but to a sum that is never -0 either zero adds nothing. A scale that is not finite would not cancel: then the block
+//   uses the core of row_dot.cuh
 // Q6_K has two integer scales: two mma, each with half of the weights, and an exact fma for low * dot + high * dot.
+// Bound by instructions, not by memory: of about 32 a lane for the four terms of an mma (Q4_K), 20 are the terms' own.
+// Two blocks share an SM, so that one works while the other waits for its first loads or at a barrier.
 #pragma once
 
 constexpr int PACK_WARPS = 4;
@@ -60,7 +62,7 @@ __device__ __forceinline__ void mma_i8(int (&c)[4], const u32 (&a)[4], uint2 b) 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(MAGIC_BITS));
 }
 
-// What a lane holds of the block's rows for one sub-block: pieces of rows g, g + 8, g + 16, g + 24 and one row's scales.
+// What a lane holds of the rows for one sub-block: pieces of rows g, g + 8, g + 16, g + 24 and one row's scales.
 template <class F>
 struct RowPieces {
     typename Fragment<F>::Piece piece[4];
@@ -108,7 +110,8 @@ struct TokenTiles {
         const int lane = threadIdx.x % WARP;
         n_tiles = pack.n_tiles();
         q = pack.tiles + tile * TILE_Q_N_BYTES + 8 * lane;
-        scales = pack.tiles + i64(n_tiles) * pack.n_sub() * TILE_Q_N_BYTES + tile * TILE_SCALES_N_BYTES + 16 * (lane % 4);
+        scales = pack.tiles + i64(n_tiles) * pack.n_sub() * TILE_Q_N_BYTES;
+        scales += tile * TILE_SCALES_N_BYTES + 16 * (lane % 4);
     }
     __device__ __forceinline__ const u8* q_at(int s) const { return q + i64(u32(s * n_tiles)) * TILE_Q_N_BYTES; }
     __device__ __forceinline__ const u8* scales_at(int s) const {
@@ -145,7 +148,7 @@ struct Coefficients {
 // Dots of 32 rows with a tile of tokens; of the lower and the upper 16 weights where these have scales of their own.
 template <class F>
 struct Dots {
-    int low[2][4], high[F::HALF_SCALES ? 2 : 0 + 1][4];
+    int low[2][4], high[2][4];  // high: only where HALF_SCALES
 
     __device__ __forceinline__ void multiply(const u32 (&a)[2][4], const u32 (&a_high)[2][4], uint2 b) {
 #pragma unroll
@@ -205,15 +208,15 @@ struct WarpRows {
         tiles.place(pack, block.tile);
         rows.load(own, w, n_sub_all, s);
         dependency_wait();  // weights are on their way while the kernel before ends
+        const u8 *q = tiles.q_at(s), *scales = tiles.scales_at(s);
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
             tokens[n] = TokenPiece{};
-            if (n < n_tiles)
-                tokens[n].template load<F::HAS_MIN>(tiles.q_at(s) + n * TILE_Q_N_BYTES, tiles.scales_at(s) + n * TILE_SCALES_N_BYTES);
+            if (n < n_tiles) tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
         }
     }
 
-    // Add the terms of the sub-block whose loads are in flight, number j of its super-block, and ask for sub-block `next`.
+    // Add the terms of the sub-block that was asked for, number j of its super-block, and ask for sub-block `next`.
     __device__ __forceinline__ void add(int j, int next, Accumulators& acc) {
         u32 a[2][4], a_high[2][4];
         operands<F>(rows, a, a_high);
@@ -249,8 +252,7 @@ __device__ __forceinline__ int sub_block_after(int round, int n_sub) {
 }
 
 // Shared memory of a block: N_SUMS floats, at first two sets of sums for each warp, at the end results in one set. A
-// value lies where the tensor cores leave it, at slot(row, token); a thread has the results at PACK_THREADS * n + its own
-// number.
+// value lies where the tensor cores leave it, at slot(row, token); thread i has the results at PACK_THREADS * n + i.
 constexpr int TILE_SLOTS = TILE_ROWS * TILE_TOKENS, N_SLOTS = MAX_TOKEN_TILES * TILE_SLOTS;
 constexpr int N_SUMS = 2 * PACK_WARPS * N_SLOTS;
 constexpr int N_RESULTS = N_SLOTS / PACK_THREADS;  // of a thread: rows of both tiles of 16 in turn
@@ -266,8 +268,8 @@ __device__ __forceinline__ int token_of_result(int n) {
     return n / 2 * TILE_TOKENS + threadIdx.x % 4 * 2 + threadIdx.x / WARP % 2;
 }
 
-// Take a finished residue: kept after an even round; after an odd one added to its pair, and two such sums to one of the
-// two halves that a warp's residues make in the tree.
+// Take a finished residue: kept after an even round; after an odd one added to its pair, and two such sums to one of
+// the two halves that a warp's residues make in the tree.
 __device__ __forceinline__ void finish_round(int round, const Accumulators& acc, Accumulators& kept, float* warp_sums) {
     float* half = warp_sums + round / 4 * PACK_WARPS * N_SLOTS;
 #pragma unroll

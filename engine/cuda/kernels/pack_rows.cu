@@ -2,8 +2,8 @@
 // W_i (n_out_i, n_in) in planes of the format of that number; h as f32 x, int8 q, scales and tiles (pack_tiles.cu);
 // y_i (n_tokens, n_out_i) f32; n_out_i = 0 for unused places
 // bytes   all matrices once for every 40 tokens, activations once for every 32 rows from L2
-// launch  grid sum over i of n_blocks (packs.py), block 128, blocks in order of the matrices; quantised: 32 rows by up to
-//         40 tokens a block; float: 4 rows by 8 tokens, a row a warp
+// launch  grid sum over i of n_blocks (packs.py), block 128, blocks in order of the matrices; quantised: 32 rows by up
+//         to 40 tokens a block; float: 4 rows by 8 tokens, a row a warp
 // numerics mma_rows.cuh, row_dot.cuh
 struct PackPart {
     const u8* w;
@@ -44,7 +44,8 @@ __device__ __forceinline__ void float_block(const PackPart& part, const Pack& pa
 __global__ void __launch_bounds__(PACK_THREADS, PACK_BLOCKS_PER_SM)
     pack_rows(const u8* wa, int format_a, int n_a, float* ya, const u8* wb, int format_b, int n_b, float* yb,
               const u8* wc, int format_c, int n_c, float* yc, const u8* wd, int format_d, int n_d, float* yd,
-              const float* x, const i8* q, const GroupScale* scales, const u8* tiles, int n_in, int n_tokens, int adds) {
+              const float* x, const i8* q, const GroupScale* scales, const u8* tiles, int n_in, int n_tokens,
+              int adds) {
     release_dependents();
     __shared__ __align__(16) float sums[N_SUMS];
     const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens};
