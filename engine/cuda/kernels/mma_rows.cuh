@@ -212,7 +212,8 @@ struct WarpRows {
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
             tokens[n] = TokenPiece{};
-            if (n < n_tiles) tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
+            if (n >= n_tiles) continue;
+            tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
         }
     }
 
