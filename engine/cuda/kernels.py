@@ -29,6 +29,7 @@ class Kernels:
             for name, symbol in self.cubin.lowered.items()
             if not name.startswith("&")
         }
+        self.n_sm = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self._can_overlap = int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
         self._overlapping = False
 

@@ -26,6 +26,9 @@ FORMATS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "Q8_0", "F32", "F16", "BF1
 TILE_TOKENS = 8
 MAX_TOKEN_TILES = 5
 """Most tiles of tokens that a block takes."""
+BLOCKS_PER_SM = 2
+DECODE_COST = 3
+"""Instructions of a block that do not depend on its tokens, in those of a tile: about 120 to 40 a sub-block."""
 TILE_ROWS, FLOAT_ROWS = 32, 4
 """Rows of a block, of a quantised and of a float matrix."""
 SUB_BLOCK_TILE_N_BYTES = TILE_TOKENS * (32 + 8)
@@ -47,11 +50,28 @@ def n_tiles(n_tokens: int) -> int:
     return -(-n_tokens // TILE_TOKENS)
 
 
-def n_blocks(type_name: str, n_out: int, n_tokens: int) -> int:
-    """Return the blocks that a matrix takes."""
-    if quants.is_quantized(type_name):
-        return -(-n_out // TILE_ROWS) * -(-n_tiles(n_tokens) // MAX_TOKEN_TILES)
-    return -(-n_out // FLOAT_ROWS) * n_tiles(n_tokens)
+def n_groups(n_row_tiles: int, n_tokens: int, n_sm: int) -> int:
+    """Return the groups of tokens whose blocks do n_row_tiles times TILE_ROWS rows soonest on n_sm multiprocessors.
+
+    Blocks with fewer tokens decode weights more often, but may fill the last wave better.
+    """
+
+    def cost(n: int) -> int:
+        n_waves = -(-n_row_tiles * n // (BLOCKS_PER_SM * n_sm))
+        return n_waves * (DECODE_COST + -(-n_tiles(n_tokens) // n))
+
+    return min(range(-(-n_tiles(n_tokens) // MAX_TOKEN_TILES), n_tiles(n_tokens) + 1), key=cost)
+
+
+def n_row_tiles(matrices: Sequence[DeviceMatrix]) -> int:
+    """Return the tiles of rows of the quantised ones among `matrices`."""
+    return sum(-(-matrix.n_out // TILE_ROWS) for matrix in matrices if quants.is_quantized(matrix.type_name))
+
+
+def n_float_blocks(matrices: Sequence[DeviceMatrix], n_tokens: int) -> int:
+    """Return the blocks of the float ones among `matrices`."""
+    n = sum(-(-matrix.n_out // FLOAT_ROWS) for matrix in matrices if not quants.is_quantized(matrix.type_name))
+    return n * n_tiles(n_tokens)
 
 
 def project(
@@ -73,10 +93,11 @@ def project(
     arguments = [argument for matrix, out in parts for argument in (*_matrix(matrix), np.int32(matrix.n_out), out)]
     arguments += [outs[0], np.int32(0), np.int32(0), outs[0]] * (PROJECT_PARTS - len(parts))
     n_tokens = h.x.shape[0]
+    groups = n_groups(n_row_tiles(matrices), n_tokens, kernels.n_sm)
     kernels["pack_rows"](
-        (sum(n_blocks(matrix.type_name, matrix.n_out, n_tokens) for matrix in matrices),),
+        (n_row_tiles(matrices) * groups + n_float_blocks(matrices, n_tokens),),
         (PACK_THREADS,),
-        (*arguments, *_vectors(h, tiles), np.int32(add)),
+        (*arguments, *_vectors(h, tiles), np.int32(groups), np.int32(add)),
     )
     return tuple(outs)
 
@@ -94,12 +115,12 @@ def gate_up_silu(
 ) -> DeviceActivation:
     """Write silu(gate h) * (up h), quantised, to `out` and return it; `tiles` as for `project`."""
     _tile(kernels, (gate, up), h, tiles)
-    n_groups = -(-n_tiles(h.x.shape[0]) // MAX_TOKEN_TILES)
+    rows = -(-gate.n_out // TILE_ROWS)
+    groups = n_groups(rows, h.x.shape[0], kernels.n_sm)
+    matrices = (*_matrix(gate), *_matrix(up), np.int32(gate.n_out))
     results = (out.x, out.q, out.scales, np.uint32(op), fault)
     kernels["pack_gate_up"](
-        (-(-gate.n_out // TILE_ROWS) * n_groups,),
-        (PACK_THREADS,),
-        (*_matrix(gate), *_matrix(up), np.int32(gate.n_out), *_vectors(h, tiles), *results),
+        (rows * groups,), (PACK_THREADS,), (*matrices, *_vectors(h, tiles), np.int32(groups), *results)
     )
     return out
 

@@ -32,6 +32,7 @@ struct Pack {
     Input h;
     const u8* tiles;
     int n_in, n_tokens;
+    int n_groups;  // that the tiles of tokens are shared out to, evenly, a block for each; at most MAX_TOKEN_TILES in one
 
     __device__ __forceinline__ int n_sub() const { return n_in / SUB_BLOCK; }
     __device__ __forceinline__ int n_tiles() const { return (n_tokens + TILE_TOKENS - 1) / TILE_TOKENS; }
@@ -47,13 +48,10 @@ struct Block {
     __device__ __forceinline__ int token() const { return tile * TILE_TOKENS; }
 };
 
-// Rows TILE_ROWS * (block / groups) .. of the tokens of group block % groups; the tiles are shared out evenly.
-__device__ __forceinline__ int n_token_groups(int n_tiles) { return (n_tiles + MAX_TOKEN_TILES - 1) / MAX_TOKEN_TILES; }
-
 __device__ __forceinline__ Block block_at(int block, const Pack& pack) {
-    const int n_groups = n_token_groups(pack.n_tiles()), group = block % n_groups;
-    const int first = group * pack.n_tiles() / n_groups, end = (group + 1) * pack.n_tiles() / n_groups;
-    return Block{block / n_groups * TILE_ROWS, first, end - first};
+    const int group = block % pack.n_groups, n_tiles = pack.n_tiles();
+    const int first = group * n_tiles / pack.n_groups, end = (group + 1) * n_tiles / pack.n_groups;
+    return Block{block / pack.n_groups * TILE_ROWS, first, end - first};
 }
 
 __device__ __forceinline__ void mma_i8(int (&c)[4], const u32 (&a)[4], uint2 b) {

@@ -17,12 +17,12 @@ __device__ __forceinline__ void quantize_rows(const float* products, const Block
 
 __global__ void __launch_bounds__(PACK_THREADS, PACK_BLOCKS_PER_SM)
     pack_gate_up(const u8* gate, int gate_format, const u8* up, int up_format, int n_ff, const float* x, const i8* q,
-                 const GroupScale* scales, const u8* tiles, int n_in, int n_tokens, float* y, i8* y_q,
-                 GroupScale* y_scales, u32 op, u32* fault) {
+                 const GroupScale* scales, const u8* tiles, int n_in, int n_tokens, int n_groups,
+                 float* y, i8* y_q, GroupScale* y_scales, u32 op, u32* fault) {
     static_assert(TILE_ROWS == SUB_BLOCK, "a block quantises its own rows");
     release_dependents();
     __shared__ __align__(16) float sums[N_SUMS];
-    const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens};
+    const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens, n_groups};
     const Block tile = block_at(blockIdx.x, pack);
     float gates[N_RESULTS], ups[N_RESULTS] = {};
 #pragma unroll 1

@@ -13,7 +13,7 @@ struct PackPart {
 
 __device__ __forceinline__ int n_blocks(const PackPart& part, const Pack& pack) {
     if (is_float(part.format)) return (part.n_out + PACK_WARPS - 1) / PACK_WARPS * pack.n_tiles();
-    return (part.n_out + TILE_ROWS - 1) / TILE_ROWS * n_token_groups(pack.n_tiles());
+    return (part.n_out + TILE_ROWS - 1) / TILE_ROWS * pack.n_groups;
 }
 
 // Go on to `next` if the block is behind this part's.
@@ -45,10 +45,10 @@ __global__ void __launch_bounds__(PACK_THREADS, PACK_BLOCKS_PER_SM)
     pack_rows(const u8* wa, int format_a, int n_a, float* ya, const u8* wb, int format_b, int n_b, float* yb,
               const u8* wc, int format_c, int n_c, float* yc, const u8* wd, int format_d, int n_d, float* yd,
               const float* x, const i8* q, const GroupScale* scales, const u8* tiles, int n_in, int n_tokens,
-              int adds) {
+              int n_groups, int adds) {
     release_dependents();
     __shared__ __align__(16) float sums[N_SUMS];
-    const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens};
+    const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens, n_groups};
     PackPart part{wa, format_a, n_a, ya};
     int block = blockIdx.x;
     pass(block, part, PackPart{wb, format_b, n_b, yb}, pack);
