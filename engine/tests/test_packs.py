@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from engine.cuda import packs
@@ -16,8 +18,8 @@ H200_N_SM = 132
 def test_no_group_is_empty_or_too_large_for_a_block(n_tokens: int, n_row_tiles: int, n_sm: int) -> None:
     n_tiles, n_groups = packs.n_tiles(n_tokens), packs.n_groups(n_row_tiles, n_tokens, n_sm)
     edges = [group * n_tiles // n_groups for group in range(n_groups + 1)]  # as block_at shares them out
-    sizes = [end - begin for begin, end in zip(edges, edges[1:], strict=False)]
-    assert 1 <= min(sizes)
+    sizes = [end - begin for begin, end in itertools.pairwise(edges)]
+    assert min(sizes) >= 1
     assert max(sizes) <= packs.MAX_TOKEN_TILES
 
 
