@@ -33,6 +33,7 @@ from engine.gguf.trunk import write_trunk
 from engine.inspect import inspect_report, render_plan
 from engine.model.config import ModelConfig
 from engine.model.weights import loaded_n_bytes
+from engine.placement import N_PACK
 
 app = typer.Typer(
     add_completion=False,
@@ -163,7 +164,7 @@ def decode_bench(
     model: BenchModel,
     n_steps: Annotated[int, typer.Argument(metavar="STEPS", min=1, help="Decode steps")] = 128,
     n_ctx: Annotated[int, typer.Argument(metavar="CTX", min=1, help="Positions in the context")] = 512,
-    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of the prefill")] = 4,
+    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of the prefill")] = N_PACK,
     prompt_ids: PromptIds = None,
     backend: Backend = "cuda",
     vram_budget: Budget = None,
@@ -171,7 +172,7 @@ def decode_bench(
     repetitions: Repetitions = 3,
     as_json: Json = False,
 ) -> None:
-    """Time greedy decoding: decode-bench MODEL 128 512 4."""
+    """Time greedy decoding: decode-bench MODEL 128 512."""
     engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, n_steps + 1)
     prefill = bench_prefill(engine, ids, pack, 1)
     runs = bench_decode(engine, ids, n_steps, repetitions)
@@ -182,7 +183,7 @@ def decode_bench(
 def prompt_bench(
     model: BenchModel,
     n_ctx: Annotated[int, typer.Argument(metavar="CTX", min=1, help="Positions in the context")] = 512,
-    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of the layer-major prefill")] = 4,
+    pack: Annotated[int, typer.Argument(metavar="PACK", min=1, help="Tokens per pack of layer-major prefill")] = N_PACK,
     prompt_ids: PromptIds = None,
     backend: Backend = "cuda",
     vram_budget: Budget = None,

@@ -28,9 +28,9 @@ from engine.model.config import ModelConfig
 
 __all__ = ["N_CHUNK", "N_PACK", "MemoryPlan", "plan_memory"]
 
-N_PACK = 4
+N_PACK = 72
 """Tokens that layer-major prefill takes through a matrix together."""
-N_CHUNK = 128
+N_CHUNK = 144
 """Prompt tokens that layer-major prefill takes through one layer before the next."""
 
 

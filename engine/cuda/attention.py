@@ -22,8 +22,8 @@ ROPE_WARPS = 4
 SPLIT_THREADS = 256
 HEAD_SIZES = (64, 128, 256)
 """Sizes of a head that the kernels are written for."""
-TOKENS_PER_LAUNCH = 4
-"""Tokens whose splits are in scratch at a time: a wider pack takes turns, so scratch does not grow with it."""
+SCRATCH_N_BYTES = 16 << 20
+"""Most scratch for the splits, but always enough for one token; where a pack needs more, its tokens take turns."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ def n_splits(n_ctx: int) -> int:
 def scratch_shapes(config: Hyperparameters, n_ctx: int, pack: int) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of AttentionScratch's maxima, sums and values, f32, for packs of up to `pack` tokens.
 
-    With 24 heads of 256: 396,288 bytes a token at n_ctx = 512, and never more than 4 tokens.
+    With 24 heads of 256: 396,288 bytes a token at n_ctx = 512, so 42 tokens at a time; 10 at n_ctx = 2048.
     """
-    per_split = (min(pack, TOKENS_PER_LAUNCH), config.n_head, n_splits(n_ctx))
+    token_n_bytes = 4 * config.n_head * n_splits(n_ctx) * (config.head_dim + 2)
+    per_split = (min(pack, max(SCRATCH_N_BYTES // token_n_bytes, 1)), config.n_head, n_splits(n_ctx))
     return per_split, per_split, (*per_split, config.head_dim)
 
 
@@ -122,9 +123,9 @@ def attention(
     n_head_kv, head_dim) f16, with the pack's own keys and values in it; fault: (1,) u32, set if a score or an
     output is not finite; op: its faults.kernel_argument.
     """
-    n_tokens = q.shape[0]
-    for first in range(0, n_tokens, TOKENS_PER_LAUNCH):
-        n = min(TOKENS_PER_LAUNCH, n_tokens - first)
+    n_tokens, room = q.shape[0], scratch.maxima.shape[0]
+    for first in range(0, n_tokens, room):
+        n = min(room, n_tokens - first)
         _split(kernels, config, q, cache, control, scratch, first, n, fault, op)
         _combine(kernels, config, qg, cache, control, scratch, first, n, out, fault, op)
     return out

@@ -21,7 +21,16 @@ import platformdirs
 from engine.errors import EngineError
 
 KERNELS_DIR = Path(__file__).with_name("kernels")
-HEADERS = ("numerics.cuh", "quads.cuh", "norm.cuh", "formats.cuh", "row_dot.cuh", "stream.cuh")
+HEADERS = (
+    "numerics.cuh",
+    "quads.cuh",
+    "norm.cuh",
+    "formats.cuh",
+    "row_dot.cuh",
+    "stream.cuh",
+    "fragments.cuh",
+    "mma_rows.cuh",
+)
 OPTIONS = (
     "--fmad=false",
     "--ftz=false",

@@ -1,4 +1,4 @@
-"""Launchers of the matrix kernels: gemv, project, gate_up_silu and repack."""
+"""Launchers of the matrix kernels for one token, gemv, project and gate_up_silu, and of repack."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ GATE_UP_WARPS = 4
 REPACK_THREADS = 256
 PROJECT_PARTS = 4
 """Most matrices that one project launch takes."""
-PACK_WIDTHS = (1, 4, 16)
-"""Instantiated pack widths; a pack runs on the next wider one."""
 STORE, ADD_RESIDUAL, LOGITS = 0, 1, 2
 
 
@@ -37,25 +35,20 @@ class DeviceMatrix:
     data: cupy.ndarray  # (n_bytes) u8
 
 
-def pack_width(n_tokens: int) -> int:
-    """Return the instantiated width that serves a pack of n_tokens, at most MAX_PACK."""
-    return next(width for width in PACK_WIDTHS if width >= n_tokens)
-
-
-def gemv_expression(type_name: str, n_in: int, width: int, mode: int) -> str:
+def gemv_expression(type_name: str, n_in: int, mode: int) -> str:
     """Return the name expression of the gemv kernel."""
-    return f"gemv<{type_name}, {n_in}, {width}, {mode}>"
+    return f"gemv<{type_name}, {n_in}, {mode}>"
 
 
-def project_expression(type_names: Sequence[str], n_in: int, width: int) -> str:
+def project_expression(type_names: Sequence[str], n_in: int) -> str:
     """Return the name expression of the project kernel for up to PROJECT_PARTS matrices, in the caller's order."""
     absent = ["Absent"] * (PROJECT_PARTS - len(type_names))
-    return f"project<{n_in}, {width}, {', '.join([*reversed(type_names), *absent])}>"
+    return f"project<{n_in}, {', '.join([*reversed(type_names), *absent])}>"
 
 
-def gate_up_expression(gate: str, up: str, n_in: int, width: int) -> str:
+def gate_up_expression(gate: str, up: str, n_in: int) -> str:
     """Return the name expression of the gate_up_silu kernel."""
-    return f"gate_up_silu<{gate}, {up}, {n_in}, {width}>"
+    return f"gate_up_silu<{gate}, {up}, {n_in}>"
 
 
 def repack_expression(type_name: str) -> str:
@@ -73,9 +66,8 @@ def gemv(
     mode: int,
     op: int = 0,
 ) -> cupy.ndarray:
-    """Write W h, or out + W h with ADD_RESIDUAL, to `out` (n_tokens, n_out) f32 and return it."""
-    n_tokens = out.shape[0]
-    kernel = kernels[gemv_expression(matrix.type_name, matrix.n_in, pack_width(n_tokens), mode)]
+    """Write W h, or out + W h with ADD_RESIDUAL, to `out` (1, n_out) f32 and return it."""
+    kernel = kernels[gemv_expression(matrix.type_name, matrix.n_in, mode)]
     kernel(
         (-(-matrix.n_out // GEMV_WARPS),),
         (32 * GEMV_WARPS,),
@@ -85,7 +77,6 @@ def gemv(
             h.x,
             h.q,
             h.scales,
-            np.int32(n_tokens),
             out,
             out,
             np.uint32(op),
@@ -98,19 +89,18 @@ def gemv(
 def project(
     kernels: Kernels, matrices: Sequence[DeviceMatrix], h: DeviceActivation, outs: Sequence[cupy.ndarray]
 ) -> tuple[cupy.ndarray, ...]:
-    """Write W h of each matrix to its place in `outs`, each (n_tokens, n_out) f32, in one launch.
+    """Write W h of each matrix to its place in `outs`, each (1, n_out) f32, in one launch.
 
     The blocks of the last matrix come first: models put small float matrices there, whose rows take longest.
     """
-    n_tokens = h.x.shape[0]
     parts = list(zip(matrices, outs, strict=True))[::-1]
     arguments = [argument for matrix, out in parts for argument in (matrix.data, np.int32(matrix.n_out), out)]
     arguments += [outs[0], np.int32(0), outs[0]] * (PROJECT_PARTS - len(parts))
     types = [matrix.type_name for matrix in matrices]
-    kernels[project_expression(types, matrices[0].n_in, pack_width(n_tokens))](
+    kernels[project_expression(types, matrices[0].n_in)](
         (sum(-(-matrix.n_out // GEMV_WARPS) for matrix in matrices),),
         (32 * GEMV_WARPS,),
-        (*arguments, h.x, h.q, h.scales, np.int32(n_tokens)),
+        (*arguments, h.x, h.q, h.scales),
     )
     return tuple(outs)
 
@@ -130,8 +120,7 @@ def gate_up_silu(
 
     done: u32 counters, one per 32 rows, zero before the first call; the kernel leaves them zero.
     """
-    n_tokens = out.x.shape[0]
-    kernel = kernels[gate_up_expression(gate.type_name, up.type_name, gate.n_in, pack_width(n_tokens))]
+    kernel = kernels[gate_up_expression(gate.type_name, up.type_name, gate.n_in)]
     kernel(
         (-(-gate.n_out // GATE_UP_WARPS),),
         (32 * GATE_UP_WARPS,),
@@ -142,7 +131,6 @@ def gate_up_silu(
             h.x,
             h.q,
             h.scales,
-            np.int32(n_tokens),
             out.x,
             out.q,
             out.scales,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.cuda import argmax, attention, gated_delta
+from engine.cuda import argmax, attention, gated_delta, packs
 from engine.cuda.buffers import MAX_PACK
 from engine.gguf.inventory import padded_n_bytes
 from engine.model.config import ModelConfig
@@ -67,6 +67,8 @@ def _working(c: ModelConfig, n_ctx: int, n_chunk: int) -> Named:
     yield from _activation("normed", c.n_embd)
     yield from _activation("mixed", max(c.value_dim, c.n_embd_q))
     yield from _activation("ffn", c.n_ff)
+    widest = max(c.n_embd, c.value_dim, c.n_embd_q, c.n_ff)
+    yield "tiles", Buffer("quantised", (packs.tiles_n_bytes(MAX_PACK, widest),), np.uint8)
     shapes = attention.scratch_shapes(c, n_ctx, MAX_PACK)
     for name, shape in zip(("maxima", "sums", "values"), shapes, strict=True):
         yield f"splits.{name}", Buffer("attention", shape, np.float32)

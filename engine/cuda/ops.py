@@ -6,7 +6,8 @@ one launches: the convolution, the delta rule and the gated norm are one kernel,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
-from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, plan, rms_norm, streams
+from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, packs, plan, rms_norm, streams
 from engine.cuda.buffers import DeviceActivation
 from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
@@ -65,8 +66,9 @@ class CudaOps:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.memory = DeviceMemory(vram_budget_n_bytes)
-        self._target = streams.Target.of(device.arch, device.n_sm)
-        self.kernels = Kernels(plan.expressions(config, model.tensors, self._target), device.arch)
+        target = streams.Target.of(device.arch, device.n_sm)
+        self.kernels = Kernels(plan.expressions(config, model.tensors, target), device.arch)
+        self._streams = streams.Streams(self.kernels, target)
         self.kernels.write_global("iq3s_grid", gemv.iq3s_grid_words())
         self._weights = Pool(self.memory, take_inventory(model.tensors.values(), config.n_layer).resident_n_bytes)
         self._planned = layout.buffers(config, n_ctx, N_CHUNK)
@@ -119,7 +121,7 @@ class CudaOps:
         self._scratch = attention.AttentionScratch(*(b[f"splits.{part}"] for part in ("maxima", "sums", "values")))
         self._rope = attention.RopeTables(b["rope.cos"], b["rope.sin"])
         self._tickets, self._argmax_scratch, self._chosen = b["tickets"], b["argmax_scratch"], b["chosen"]
-        self._done = b["gate_up_done"]
+        self._done, self._tiles = b["gate_up_done"], b["tiles"]
         self._logits, self._given = b["logits"], b["given_logits"]
         self.outcome = b["outcome"]  # next token, fault word
         self._fault = self.outcome[1:].view(np.uint32)
@@ -179,24 +181,29 @@ class CudaOps:
             buffer[: n_tokens * matrix.n_out].reshape(n_tokens, matrix.n_out)
             for matrix, buffer in zip(matrices, self._projected, strict=False)
         ]
-        if n_tokens == 1 and streams.takes_any(matrices[0].n_in, [matrix.type_name for matrix in matrices]):
-            return streams.project(self.kernels, self._target, matrices, h, outs)
+        if n_tokens > 1:
+            return packs.project(self.kernels, matrices, self._normalised(h), outs, self._tiles)
+        if streams.takes_any(matrices[0].n_in, [matrix.type_name for matrix in matrices]):
+            return self._streams.project(matrices, h, outs)
         return gemv.project(self.kernels, matrices, self._normalised(h), outs)
 
     def project_add(self, matrix: gemv.DeviceMatrix, h: DeviceActivation, residual: cupy.ndarray) -> cupy.ndarray:
         """Add W h to `residual` in place."""
-        if residual.shape[0] == 1 and streams.takes(matrix.n_in, matrix.type_name):
-            return streams.gemv(self.kernels, self._target, matrix, h, residual)
+        if residual.shape[0] > 1:
+            return packs.project(self.kernels, [matrix], h, [residual], self._tiles, add=True)[0]
+        if streams.takes(matrix.n_in, matrix.type_name):
+            return self._streams.gemv(matrix, h, residual)
         return gemv.gemv(self.kernels, matrix, h, residual, fault=self._fault, mode=gemv.ADD_RESIDUAL)
 
     def gate_up_silu(self, gate: gemv.DeviceMatrix, up: gemv.DeviceMatrix, h: streams.NormInput) -> DeviceActivation:
         """Return silu(gate h) * (up h), quantised."""
         n_tokens = h.x.shape[0]
-        out, k = self._ffn.first(n_tokens), self.kernels
-        common = {"done": self._done, "fault": self._fault, "op": self._op(Op.GATE_UP_SILU)}
-        if n_tokens == 1 and streams.takes_gate_up(gate.n_in, gate.n_out, gate.type_name, up.type_name):
-            return streams.gate_up_silu(k, self._target, gate, up, h, out, **common)
-        return gemv.gate_up_silu(k, gate, up, self._normalised(h), out, **common)
+        out, k, fault, op = self._ffn.first(n_tokens), self.kernels, self._fault, self._op(Op.GATE_UP_SILU)
+        if n_tokens > 1:
+            return packs.gate_up_silu(k, gate, up, self._normalised(h), out, self._tiles, fault=fault, op=op)
+        if streams.takes_gate_up(gate.n_in, gate.n_out, gate.type_name, up.type_name):
+            return self._streams.gate_up_silu(gate, up, h, out, done=self._done, fault=fault, op=op)
+        return gemv.gate_up_silu(k, gate, up, self._normalised(h), out, done=self._done, fault=fault, op=op)
 
     def conv_silu(self, qkv: cupy.ndarray, weight: cupy.ndarray, conv_state: cupy.ndarray) -> _Convolution:
         """Hand the inputs on to gated_norm."""
@@ -269,10 +276,17 @@ class CudaOps:
 
     def head(self, matrix: gemv.DeviceMatrix, h: streams.NormInput) -> cupy.ndarray:
         """Return the logits in their one buffer."""
-        op, logits, fault = int(faults.kernel_argument(Op.HEAD)), self._logits, self._fault
-        if streams.takes(matrix.n_in, matrix.type_name):
-            return streams.head(self.kernels, self._target, matrix, h, logits, fault=fault, op=op)
-        return gemv.gemv(self.kernels, matrix, self._normalised(h), logits, fault=fault, mode=gemv.LOGITS, op=op)
+        op = int(faults.kernel_argument(Op.HEAD))
+        x, logits = self._normalised(h), self._logits
+        return gemv.gemv(self.kernels, matrix, x, logits, fault=self._fault, mode=gemv.LOGITS, op=op)
+
+    @contextmanager
+    def rehearsed(self, rehearse: Callable[[], object]) -> Iterator[None]:
+        """Go through the launches of one pass with `rehearse`, so that those made inside know what comes next."""
+        with self._streams.rehearsal():
+            rehearse()
+        with self._streams.performance():
+            yield
 
     def choose(self, logits: cupy.ndarray) -> None:
         """Launch argmax; the id goes to outcome[0]."""

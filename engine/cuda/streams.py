@@ -6,15 +6,16 @@ else there are the kernels of `engine.cuda.gemv`, which give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine import quants
 from engine.cuda.buffers import DeviceActivation
-from engine.cuda.gemv import ADD_RESIDUAL, LOGITS, PROJECT_PARTS, DeviceMatrix
+from engine.cuda.gemv import PROJECT_PARTS, DeviceMatrix
 from engine.numerics import SUB_BLOCK
 from engine.quants import QUANT_FORMATS
 
@@ -35,9 +36,24 @@ SMALLEST_SHARED_N_BYTES = 100 << 10
 MOST_STRIPS, MOST_STAGES = 6, 12
 IN_FLIGHT_N_BYTES = 40_000
 """Bytes on the way to a multiprocessor that are enough: more than device memory delivers to one in its latency."""
-ROOM_FOR_TWO_N_BYTES = 160 << 10
-"""Shared memory from which on a block takes half of it, so that the next kernel's can come before it has ended.
-Where there is less, device memory is slow enough for the gap between kernels not to matter."""
+PLANES = {
+    "Q4_K": (512, 64),
+    "Q5_K": (512, 64, 128),
+    "Q6_K": (512, 256, 64, 8),
+    "IQ4_XS": (512, 32),
+    "IQ3_S": (256, 128, 32, 16, 8),
+    "Q8_0": (1024, 64),
+}
+"""Bytes of a strip in each plane (formats.cuh)."""
+AHEAD_N_BYTES = 16 << 20
+"""What a kernel brings to L2 of the next one's weights, over all blocks: a few microseconds of device memory."""
+_NEXT_RUN = np.dtype(
+    [("plane", "u8"), ("row_n_bytes", "i4"), ("first_row", "i4"), ("n_rows", "i4"), ("unused", "i4")], align=True
+)
+_NEXT = np.dtype(
+    [("run", _NEXT_RUN, 20), ("n_runs", "i4"), ("n_rows", "i4"), ("n_float", "i4"), ("n_rows_ahead", "i4")], align=True
+)
+"""NextRun and Next of stream.cuh."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +71,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel cuts its rows: strips in a piece, pieces of a warp on the way, blocks that a multiprocessor holds.
-
-    shared_n_bytes: dynamic shared memory of a block.
-    """
+    """How a kernel cuts its rows: strips in a piece, pieces of a warp on the way; and the shared memory it takes."""
 
     n_strips: int
     n_stages: int
-    n_blocks: int
     shared_n_bytes: int
 
     @property
     def template_arguments(self) -> str:
         """The part of a name expression that says so."""
-        return f"{self.n_strips}, {self.n_stages}, {self.n_blocks}"
+        return f"{self.n_strips}, {self.n_stages}"
 
 
 def takes(n_in: int, *type_names: str) -> bool:
@@ -91,14 +103,13 @@ def shape(n_in: int, strip_n_bytes: Sequence[int], n_warps: int, beside_n_bytes:
 
     strip_n_bytes: of each matrix that one stage holds; beside_n_bytes: what the block keeps in shared memory besides.
     """
-    n_blocks = 2 if shared_n_bytes >= ROOM_FOR_TWO_N_BYTES else 1
-    room = shared_n_bytes // n_blocks - RESERVED_N_BYTES - beside_n_bytes
+    room = shared_n_bytes - RESERVED_N_BYTES - beside_n_bytes
     cuts = [_cut(n_in // STRIP, n, n_warps, strip_n_bytes, room) for n in range(1, MOST_STRIPS + 1)]
     enough = [cut for cut in cuts if cut.in_flight_n_bytes >= IN_FLIGHT_N_BYTES]
     cut = enough[-1] if enough else max(cuts, key=lambda cut: cut.in_flight_n_bytes)
     if cut.n_stages < 2:
         raise ValueError(f"rows of {n_in} weights do not fit into {shared_n_bytes} bytes of shared memory")
-    return Shape(cut.n_strips, cut.n_stages, n_blocks, cut.n_bytes + beside_n_bytes)
+    return Shape(cut.n_strips, cut.n_stages, cut.n_bytes + beside_n_bytes)
 
 
 @dataclass(frozen=True)
@@ -129,10 +140,9 @@ def gemv_shape(type_name: str, n_in: int, target: Target) -> Shape:
     return shape(n_in, [strip_n_bytes(type_name)], STREAM_WARPS, _beside(n_in, [type_name]), target.shared_n_bytes)
 
 
-def gemv_expression(type_name: str, n_in: int, mode: int, normed: bool, target: Target) -> str:
-    """Return the name expression of stream_gemv; normed: the kernel normalises its input."""
-    s = gemv_shape(type_name, n_in, target)
-    return f"stream_gemv<{type_name}, {n_in}, {mode}, {str(normed).lower()}, {s.template_arguments}>"
+def gemv_expression(type_name: str, n_in: int, target: Target) -> str:
+    """Return the name expression of stream_gemv."""
+    return f"stream_gemv<{type_name}, {n_in}, {gemv_shape(type_name, n_in, target).template_arguments}>"
 
 
 def gate_up_shape(gate: str, up: str, n_in: int, target: Target) -> Shape:
@@ -143,8 +153,7 @@ def gate_up_shape(gate: str, up: str, n_in: int, target: Target) -> Shape:
 
 def gate_up_expression(gate: str, up: str, n_in: int, target: Target) -> str:
     """Return the name expression of stream_gate_up."""
-    s = gate_up_shape(gate, up, n_in, target)
-    return f"stream_gate_up<{gate}, {up}, {n_in}, {s.template_arguments}>"
+    return f"stream_gate_up<{gate}, {up}, {n_in}, {gate_up_shape(gate, up, n_in, target).template_arguments}>"
 
 
 def project_shape(type_names: Sequence[str], n_in: int, target: Target) -> Shape:
@@ -152,109 +161,158 @@ def project_shape(type_names: Sequence[str], n_in: int, target: Target) -> Shape
     streamed = [strip_n_bytes(name) for name in type_names if quants.is_quantized(name)]
     has_float = len(streamed) < len(type_names)
     beside = _beside(n_in, type_names) + (4 * n_in if has_float else 0)
-    return shape(n_in, [max(streamed, default=16)], STREAM_WARPS - has_float, beside, target.shared_n_bytes)
+    return shape(n_in, [max(streamed)], STREAM_WARPS - has_float, beside, target.shared_n_bytes)
 
 
 def project_expression(type_names: Sequence[str], n_in: int, target: Target) -> str:
     """Return the name expression of stream_project for up to PROJECT_PARTS matrices, in the caller's order."""
-    s = project_shape(type_names, n_in, target)
-    absent = ["Absent"] * (PROJECT_PARTS - len(type_names))
-    return f"stream_project<{n_in}, {', '.join([*type_names, *absent])}, {s.template_arguments}>"
+    types = [*type_names, *["Absent"] * (PROJECT_PARTS - len(type_names))]
+    return f"stream_project<{n_in}, {', '.join(types)}, {project_shape(type_names, n_in, target).template_arguments}>"
 
 
 @dataclass(frozen=True)
 class NormInput:
-    """A row that a kernel normalises itself: x (1, n_embd) f32, weight (n_embd) f32."""
+    """Rows that a kernel normalises itself: x (n_tokens, n_embd) f32, weight (n_embd) f32."""
 
     x: cupy.ndarray
     weight: cupy.ndarray
     eps: float
 
 
-def gemv(
-    kernels: Kernels,
-    target: Target,
-    matrix: DeviceMatrix,
-    h: DeviceActivation,
-    residual: cupy.ndarray,
-) -> cupy.ndarray:
-    """Add W h to `residual` (1, n_out) f32 in place and return it."""
-    expression = gemv_expression(matrix.type_name, matrix.n_in, ADD_RESIDUAL, False, target)
-    no_norm = (residual, residual, np.float32(0))
-    arguments = (
-        matrix.data,
-        np.int32(matrix.n_out),
-        *no_norm,
-        h.q,
-        h.scales,
-        residual,
-        residual,
-        np.uint32(0),
-        residual,
-    )
-    _launch(kernels, target, expression, gemv_shape(matrix.type_name, matrix.n_in, target), arguments)
-    return residual
+class Streams:
+    """Launches the stream_* kernels on one device.
 
-
-def head(
-    kernels: Kernels,
-    target: Target,
-    matrix: DeviceMatrix,
-    h: NormInput,
-    logits: cupy.ndarray,
-    *,
-    fault: cupy.ndarray,
-    op: int,
-) -> cupy.ndarray:
-    """Write W rms_norm(x) to `logits` (1, n_out) f32 and return it."""
-    expression = gemv_expression(matrix.type_name, matrix.n_in, LOGITS, True, target)
-    norm = (h.x, h.weight, np.float32(h.eps))
-    arguments = (matrix.data, np.int32(matrix.n_out), *norm, logits, logits, logits, logits, np.uint32(op), fault)
-    _launch(kernels, target, expression, gemv_shape(matrix.type_name, matrix.n_in, target), arguments)
-    return logits
-
-
-def project(
-    kernels: Kernels, target: Target, matrices: Sequence[DeviceMatrix], h: NormInput, outs: Sequence[cupy.ndarray]
-) -> tuple[cupy.ndarray, ...]:
-    """Write W rms_norm(x) of each matrix to its place in `outs`, each (1, n_out) f32, in one launch."""
-    types, n_in = [matrix.type_name for matrix in matrices], matrices[0].n_in
-    parts = [part for m, out in zip(matrices, outs, strict=True) for part in (m.data, np.int32(m.n_out), out)]
-    parts += [outs[0], np.int32(0), outs[0]] * (PROJECT_PARTS - len(matrices))
-    arguments = (*parts, h.x, h.weight, np.float32(h.eps))
-    _launch(kernels, target, project_expression(types, n_in, target), project_shape(types, n_in, target), arguments)
-    return tuple(outs)
-
-
-def gate_up_silu(
-    kernels: Kernels,
-    target: Target,
-    gate: DeviceMatrix,
-    up: DeviceMatrix,
-    h: NormInput,
-    out: DeviceActivation,
-    *,
-    done: cupy.ndarray,
-    fault: cupy.ndarray,
-    op: int,
-) -> DeviceActivation:
-    """Write silu(gate rms_norm(x)) * (up rms_norm(x)), quantised, to `out` and return it.
-
-    done: u32 counters, one per 32 rows, zero before the first call; the kernel leaves them zero.
+    In a pass that was rehearsed, each launch is told which weights the next one reads first, and asks for them early.
     """
-    types = gate.type_name, up.type_name
-    norm = (h.x, h.weight, np.float32(h.eps))
-    outputs = (out.x, out.q, out.scales, done, np.uint32(op), fault)
-    arguments = (gate.data, up.data, np.int32(gate.n_out), *norm, *outputs)
-    expression, cut = gate_up_expression(*types, gate.n_in, target), gate_up_shape(*types, gate.n_in, target)
-    _launch(kernels, target, expression, cut, arguments)
-    return out
+
+    def __init__(self, kernels: Kernels, target: Target) -> None:
+        self._kernels, self._target = kernels, target
+        self._noted: list[np.void] = []
+        self._notes, self._at = False, -1
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Note the launches made inside, without making them; the same launches must follow, inside `performance`."""
+        self._noted, self._notes = [], True
+        try:
+            with self._kernels.silent():
+                yield
+        finally:
+            self._notes = False
+
+    @contextmanager
+    def performance(self) -> Iterator[None]:
+        """Make the launches that were rehearsed."""
+        self._at = 0
+        try:
+            yield
+        finally:
+            self._noted, self._at = [], -1
+
+    def gemv(self, matrix: DeviceMatrix, h: DeviceActivation, residual: cupy.ndarray) -> cupy.ndarray:
+        """Add W h to `residual` (1, n_out) f32 in place and return it."""
+        name, n_in = matrix.type_name, matrix.n_in
+        arguments = (matrix.data, np.int32(matrix.n_out), h.q, h.scales, residual, residual)
+        cut = gemv_shape(name, n_in, self._target)
+        self._launch(gemv_expression(name, n_in, self._target), cut, arguments, [(matrix, 0)], matrix.n_out)
+        return residual
+
+    def project(
+        self, matrices: Sequence[DeviceMatrix], h: NormInput, outs: Sequence[cupy.ndarray]
+    ) -> tuple[cupy.ndarray, ...]:
+        """Write W rms_norm(x) of each matrix to its place in `outs`, each (1, n_out) f32, in one launch."""
+        types, n_in = [matrix.type_name for matrix in matrices], matrices[0].n_in
+        parts = [part for m, out in zip(matrices, outs, strict=True) for part in (m.data, np.int32(m.n_out), out)]
+        parts += [outs[0], np.int32(0), outs[0]] * (PROJECT_PARTS - len(matrices))
+        streamed = [matrix for matrix in matrices if quants.is_quantized(matrix.type_name)]
+        n_rows = sum(matrix.n_out for matrix in streamed)
+        firsts = np.cumsum([0, *(matrix.n_out for matrix in streamed)])
+        self._launch(
+            project_expression(types, n_in, self._target),
+            project_shape(types, n_in, self._target),
+            (*parts, h.x, h.weight, np.float32(h.eps)),
+            [(matrix, int(first)) for matrix, first in zip(streamed, firsts, strict=False)],
+            n_rows,
+            sum(matrix.n_out for matrix in matrices) - n_rows,
+        )
+        return tuple(outs)
+
+    def gate_up_silu(
+        self,
+        gate: DeviceMatrix,
+        up: DeviceMatrix,
+        h: NormInput,
+        out: DeviceActivation,
+        *,
+        done: cupy.ndarray,
+        fault: cupy.ndarray,
+        op: int,
+    ) -> DeviceActivation:
+        """Write silu(gate rms_norm(x)) * (up rms_norm(x)), quantised, to `out` and return it.
+
+        done: u32 counters, one per 32 rows, zero before the first call; the kernel leaves them zero.
+        """
+        types = gate.type_name, up.type_name
+        norm = (h.x, h.weight, np.float32(h.eps))
+        outputs = (out.x, out.q, out.scales, done, np.uint32(op), fault)
+        arguments = (gate.data, up.data, np.int32(gate.n_out), *norm, *outputs)
+        expression = gate_up_expression(*types, gate.n_in, self._target)
+        cut = gate_up_shape(*types, gate.n_in, self._target)
+        self._launch(expression, cut, arguments, [(gate, 0), (up, 0)], gate.n_out)
+        return out
+
+    def _launch(
+        self,
+        expression: str,
+        cut: Shape,
+        arguments: tuple[Any, ...],
+        parts: Sequence[tuple[DeviceMatrix, int]],
+        n_rows: int,
+        n_float: int = 0,
+    ) -> None:
+        """Launch; parts: the streamed matrices with the number of their first row among n_rows shared ones."""
+        following = self._next(first_read(parts, n_rows, n_float, self._target.n_sm))
+        grid, block = (self._target.n_sm,), (32 * STREAM_WARPS,)
+        self._kernels[expression](grid, block, (*arguments, following), cut.shared_n_bytes)
+
+    def _next(self, own: np.void) -> np.void:
+        """Return what the launch after this one reads first; nothing where that is not known."""
+        if self._notes:
+            self._noted.append(own)
+        if self._at < 0:
+            return _NOTHING
+        self._at += 1
+        return self._noted[self._at] if self._at < len(self._noted) else _NOTHING
+
+
+def first_read(parts: Sequence[tuple[DeviceMatrix, int]], n_rows: int, n_float: int, n_sm: int) -> np.void:
+    """Return stream.cuh's Next for a launch: the planes of its matrices, and how many rows of each block to fetch."""
+    value = np.zeros(1, _NEXT)[0]
+    runs = [run for matrix, first in parts for run in _runs(matrix, first)]
+    row_n_bytes = max(
+        sum(_row_n_bytes(matrix) for matrix, first in parts if first == at) for at in {f for _, f in parts}
+    )
+    for i, run in enumerate(runs):
+        value["run"][i] = run
+    value["n_runs"], value["n_rows"], value["n_float"] = len(runs), n_rows, n_float
+    value["n_rows_ahead"] = AHEAD_N_BYTES // n_sm // row_n_bytes
+    return value
+
+
+def _runs(matrix: DeviceMatrix, first_row: int) -> Iterator[tuple[int, int, int, int, int]]:
+    plane, strips = int(matrix.data.data.ptr), matrix.n_in // STRIP
+    for n_bytes in PLANES[matrix.type_name]:
+        yield plane, strips * n_bytes, first_row, matrix.n_out, 0
+        plane += matrix.n_out * strips * n_bytes
+
+
+def _row_n_bytes(matrix: DeviceMatrix) -> int:
+    return matrix.n_in // STRIP * strip_n_bytes(matrix.type_name)
+
+
+_NOTHING = np.zeros(1, _NEXT)[0]
 
 
 def _beside(n_in: int, type_names: Sequence[str]) -> int:
     """Return the shared memory of one token's activations, and of the IQ3_S table where a matrix needs it."""
     return n_in + n_in // 4 + (IQ3S_GRID_N_BYTES if "IQ3_S" in type_names else 0)
-
-
-def _launch(kernels: Kernels, target: Target, expression: str, cut: Shape, arguments: tuple[object, ...]) -> None:
-    kernels[expression]((target.n_sm,), (32 * STREAM_WARPS,), arguments, cut.shared_n_bytes)

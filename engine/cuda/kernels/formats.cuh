@@ -3,15 +3,37 @@
 // needs lies together, so that lane l of a warp reads sub-block l of a row and the warp reads one contiguous run.
 // n_sub is the number of sub-blocks in the whole matrix and i the index of one; a super-block is 8 of them, a strip 32.
 // load's `tail` is how many bytes the last plane lies further on, where a plane has only 8 bytes a strip (stream.cuh).
-// A decoded word q[w] holds the integer weights 4w..4w+3, one a byte, in the order of the activations.
+// dot is the exact dot product of a sub-block's 32 integer weights with the activations, four int8 a word, as a float.
+// Integer instructions bound the matrix kernels (each takes an SM two cycles a warp, those of floats one), hence the
+// forms below: values are left at a multiple of what they are where that saves an instruction, and integers become
+// floats by an addition where their range allows it.
 #pragma once
 
-struct Weights {
+// What a sub-block's dot product is multiplied by, and what is taken off a weight (only where HAS_MIN).
+struct Scales {
+    float scale, minimum;
+};
+
+// An int whose bits were added to MAGIC_BITS is 3 * 2^22 more as a float, exactly, up to 2^22 in size.
+constexpr int MAGIC_BITS = 0x4b400000;
+constexpr float MAGIC = 12582912.0f;
+__device__ __forceinline__ float float_of_sum(int bits) { return sub(__int_as_float(bits), MAGIC); }
+// The same for bits 0 to 22 of a small number and 2^23.
+constexpr u32 SMALL_BITS = 0x4b000000u;
+__device__ __forceinline__ float float_of_small(u32 bits) { return sub(__uint_as_float(bits), 8388608.0f); }
+
+// c + four products of unsigned with signed bytes.
+__device__ __forceinline__ int dp4a_unsigned(u32 w, int a, int c) {
+    int sum;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(w), "r"(a), "r"(c));
+    return sum;
+}
+
+// The activations of a group of 32, four int8 a word.
+struct Group {
     int q[8];
-    float scale;
-    float minimum;  // only where HAS_MIN
-    int scale_low;  // only where HALF_SCALES: integer scales of weights 0..15 and 16..31
-    int scale_high;
+
+    __device__ __forceinline__ Group(const int4& a, const int4& b) : q{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w} {}
 };
 
 // Where a format's planes lie. Weights in global memory are read once: keep them out of L1, which holds the activations.
@@ -40,24 +62,15 @@ struct InShared {
     __device__ __forceinline__ static u32 load1(const u8* p) { return *p; }
 };
 
-// Nibbles of four words, low halves first: words 2p and 2p + 1 come from word p.
-__device__ __forceinline__ void split_nibbles(const uint4& v, int (&q)[8]) {
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-        q[2 * p] = words[p] & 0x0f0f0f0fu;
-        q[2 * p + 1] = (words[p] >> 4) & 0x0f0f0f0fu;
-    }
-}
-
-// The 6-bit scale and minimum of sub-block j of a super-block, from d, dmin and 12 packed bytes.
-__device__ __forceinline__ void scale_min_k4(const uint4& meta, int j, float& scale, float& minimum) {
-    const int shift = 8 * (j & 3);
-    const u32 a = (meta.y >> shift) & 0xffu, b = (meta.z >> shift) & 0xffu, c = (meta.w >> shift) & 0xffu;
-    const u32 s = j < 4 ? a & 63u : (c & 15u) | ((a >> 6) << 4);
-    const u32 m = j < 4 ? b & 63u : (c >> 4) | ((b >> 6) << 4);
-    scale = mul(half_to_float(u16(meta.x)), float(s));
-    minimum = mul(half_to_float(u16(meta.x >> 16)), float(m));
+// Scale and minimum of sub-block j of a super-block from d, dmin and 12 packed bytes: six bits each, the upper two of
+// sub-blocks 4 to 7 above those of sub-blocks 0 to 3. All that depends on j alone is the same for all rows of a lane.
+__device__ __forceinline__ Scales scale_min_k4(const uint4& meta, int j) {
+    const int byte = 8 * (j & 3), own = j < 4 ? byte : byte + 2;
+    const u32 own_bits = j < 4 ? 0x3fu : 0x30u, low_bits = j < 4 ? 0u : 0x0fu;
+    const u32 s = ((meta.y >> own) & own_bits) | SMALL_BITS | ((meta.w >> byte) & low_bits);
+    const u32 m = ((meta.z >> own) & own_bits) | SMALL_BITS | ((meta.w >> (byte + 4)) & low_bits);
+    return {mul(half_to_float(u16(meta.x)), float_of_small(s)),
+            mul(half_to_float(u16(meta.x >> 16)), float_of_small(m))};
 }
 
 // Writes a nibble pair plane: byte b of word p holds value 8p + b low and value 8p + 4 + b high.
@@ -84,9 +97,17 @@ struct Q4_K {
     __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3))};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
-        split_nibbles(raw.qs, out.q);
-        scale_min_k4(raw.meta, s & 7, out.scale, out.minimum);
+    __device__ static Scales scales(const Raw& raw, int s) { return scale_min_k4(raw.meta, s & 7); }
+    // Upper nibbles stay where they are, 16 times their value.
+    __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
+        const u32 words[4] = {raw.qs.x, raw.qs.y, raw.qs.z, raw.qs.w};
+        int low = MAGIC_BITS, high = MAGIC_BITS;
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            low = __dp4a(int(words[p] & 0x0f0f0f0fu), a.q[2 * p], low);
+            high = dp4a_unsigned(words[p] & 0xf0f0f0f0u, a.q[2 * p + 1], high);
+        }
+        return __fmaf_rn(float_of_sum(high), 0.0625f, float_of_sum(low));  // exact: integers below 2^24
     }
     __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
         const u8* qs = block + 16 + 32 * (s / 2);
@@ -109,11 +130,19 @@ struct Q5_K {
     __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3)), M::load4(w + 18 * n_sub + 4 * i)};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
-        split_nibbles(raw.qs, out.q);
+    __device__ static Scales scales(const Raw& raw, int s) { return scale_min_k4(raw.meta, s & 7); }
+    __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
+        const u32 words[4] = {raw.qs.x, raw.qs.y, raw.qs.z, raw.qs.w};
+        int low = MAGIC_BITS, high = 0;
 #pragma unroll
-        for (int word = 0; word < 8; ++word) out.q[word] |= ((raw.qh >> word) & 0x01010101u) << 4;
-        scale_min_k4(raw.meta, s & 7, out.scale, out.minimum);
+        for (int p = 0; p < 4; ++p) {
+            const u32 even = 2 * p < 4 ? raw.qh << (4 - 2 * p) : raw.qh >> (2 * p - 4);
+            const u32 odd = 2 * p + 1 < 4 ? raw.qh << (3 - 2 * p) : raw.qh >> (2 * p - 3);
+            const u32 nibbles = (words[p] >> 4) & 0x0f0f0f0fu;
+            low = __dp4a(int((words[p] & 0x0f0f0f0fu) | (even & 0x10101010u)), a.q[2 * p], low);
+            high = __dp4a(int(nibbles | (odd & 0x10101010u)), a.q[2 * p + 1], high);
+        }
+        return float_of_sum(low + high);
     }
     __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
         const u8* qs = block + 48 + 32 * (s / 2);
@@ -124,6 +153,11 @@ struct Q5_K {
         if (s == 0) copy_bytes(w + 16 * n_sub + 2 * i, block, 16);
     }
 };
+
+// Four 6-bit values less 32. Bit 7 is set first so that no borrow crosses a byte, and flipped afterwards.
+__device__ __forceinline__ u32 center_q6(u32 values) {
+    return ((values | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+}
 
 // Q6_K: planes of 16 (low nibbles), 8 (upper bit pairs: bits 8b + 2(w % 4) of word w / 4) and 2 (scales) bytes a
 // sub-block, and d a super-block.
@@ -142,17 +176,22 @@ struct Q6_K {
         return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * i), M::load2(w + 24 * n_sub + 2 * i),
                 M::load2(w + 26 * n_sub + 2 * (i >> 3) + tail)};
     }
-    __device__ static void decode(const Raw& raw, int, Weights& out, const u32* = nullptr) {
-        split_nibbles(raw.ql, out.q);
+    // A quarter of d, since dot is four times what it should be: both are exact, and so is their product's rounding.
+    __device__ static Scales scales(const Raw& raw, int) { return {mul(half_to_float(u16(raw.d)), 0.25f), 0.0f}; }
+    // Bytes are 4 (v - 32) = 4 v - 128: v moved up by two bits, and bit 7 flipped.
+    __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
+        const u32 words[4] = {raw.ql.x, raw.ql.y, raw.ql.z, raw.ql.w};
+        int half[2] = {0, 0};
 #pragma unroll
-        for (int word = 0; word < 8; ++word) {
-            const u32 high = ((word < 4 ? raw.qh.x : raw.qh.y) >> (2 * (word & 3))) & 0x03030303u;
-            // Per byte v - 32: bit 7 is set first so that no borrow crosses a byte, and flipped afterwards.
-            out.q[word] = (((u32(out.q[word]) | (high << 4)) | 0x80808080u) - 0x20202020u) ^ 0x80808080u;
+        for (int p = 0; p < 4; ++p) {
+            const u32 qh = p < 2 ? raw.qh.x : raw.qh.y;
+            const int k = 4 * (p % 2);  // where the bit pairs of the even word lie in qh; those of the odd one follow
+            const u32 even = ((words[p] << 2) & 0x3c3c3c3cu) ^ 0x80808080u ^ ((qh << (6 - k)) & 0xc0c0c0c0u);
+            const u32 odd = ((words[p] >> 2) & 0x3c3c3c3cu) ^ 0x80808080u ^ ((qh << (4 - k)) & 0xc0c0c0c0u);
+            half[p / 2] = __dp4a(int(even), a.q[2 * p], half[p / 2]);
+            half[p / 2] = __dp4a(int(odd), a.q[2 * p + 1], half[p / 2]);
         }
-        out.scale = half_to_float(u16(raw.d));
-        out.scale_low = i8(raw.scales);
-        out.scale_high = i8(raw.scales >> 8);
+        return float(int(i8(raw.scales)) * half[0] + int(i8(raw.scales >> 8)) * half[1]);
     }
     __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
         const int half = s / 4, part = s % 4;
@@ -173,11 +212,23 @@ struct Q6_K {
 // The values of IQ4_XS indices 0..15, four a word (the table of the gguf package, checked by a test).
 constexpr u32 IQ4_VALUES[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
 
-// Looks up four indices in the low 16 bits of `nibbles`: byte permutes on both halves of the table, then a choice by bit 3.
-__device__ __forceinline__ u32 iq4_lookup(u32 nibbles) {
-    const u32 low = __byte_perm(IQ4_VALUES[0], IQ4_VALUES[1], nibbles & 0x7777u);
-    const u32 high = __byte_perm(IQ4_VALUES[2], IQ4_VALUES[3], nibbles & 0x7777u);
-    return __byte_perm(low, high, 0x3210u + ((nibbles & 0x8888u) >> 1));
+// Looks up the indices in the low 16 bits of `indices`, whose bits 3 are off: byte permutes on both halves of the table,
+// then a choice between them by `choice`.
+__device__ __forceinline__ u32 iq4_choose(u32 indices, u32 choice) {
+    const u32 low = __byte_perm(IQ4_VALUES[0], IQ4_VALUES[1], indices);
+    const u32 high = __byte_perm(IQ4_VALUES[2], IQ4_VALUES[3], indices);
+    return __byte_perm(low, high, choice);
+}
+// Looks up four indices in the low and four in the upper half of `nibbles`.
+__device__ __forceinline__ uint2 iq4_lookup(u32 nibbles) {
+    const u32 indices = nibbles & 0x77777777u, choice = ((nibbles >> 1) & 0x44444444u) | 0x32103210u;
+    return make_uint2(iq4_choose(indices, choice), iq4_choose(indices >> 16, choice >> 16));
+}
+
+// The scale of sub-block j of a super-block from d, scales_h and scales_l.
+__device__ __forceinline__ float iq4_scale(const uint2& meta, int j) {
+    const int low = (meta.y >> (4 * j)) & 15, high = (meta.x >> (16 + 2 * j)) & 3;
+    return mul(half_to_float(u16(meta.x)), float((low | (high << 4)) - 32));
 }
 
 // IQ4_XS: 16 bytes of indices in order a sub-block; d, scales_h, scales_l a super-block.
@@ -194,16 +245,17 @@ struct IQ4_XS {
     __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * (i >> 3))};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* = nullptr) {
+    __device__ static Scales scales(const Raw& raw, int s) { return {iq4_scale(raw.meta, s & 7), 0.0f}; }
+    __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
         const u32 words[4] = {raw.qs.x, raw.qs.y, raw.qs.z, raw.qs.w};
+        int low = MAGIC_BITS, high = 0;
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
-            out.q[2 * p] = iq4_lookup(words[p] & 0xffffu);
-            out.q[2 * p + 1] = iq4_lookup(words[p] >> 16);
+            const uint2 w = iq4_lookup(words[p]);
+            low = __dp4a(int(w.x), a.q[2 * p], low);
+            high = __dp4a(int(w.y), a.q[2 * p + 1], high);
         }
-        const int j = s & 7;
-        const int low = (raw.meta.y >> (4 * j)) & 15, high = (raw.meta.x >> (16 + 2 * j)) & 3;
-        out.scale = mul(half_to_float(u16(raw.meta.x)), float((low | (high << 4)) - 32));
+        return float_of_sum(low + high);
     }
     __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
         const u8* qs = block + 8 + 16 * s;
@@ -222,6 +274,20 @@ struct IQ4_XS {
 constexpr int IQ3S_GRID_SIZE = 512;
 __device__ u32 iq3s_grid[IQ3S_GRID_SIZE];  // filled by the host after the module is loaded
 
+// Four sign bits become bytes of 0x00 or 0xff.
+__device__ __forceinline__ u32 iq3s_mask(u32 signs) { return ((signs * 0x00204081u) & 0x01010101u) * 0xffu; }
+
+// Four weights: the magnitudes at `index`, with four sign bits; (m ^ mask) - mask negates the bytes of the mask.
+__device__ __forceinline__ u32 iq3s_word(u32 index, u32 signs) {
+    const u32 mask = iq3s_mask(signs);
+    return __vsub4(iq3s_grid[index] ^ mask, mask);
+}
+
+// The scale of sub-block s from d and the byte of its pair's scales.
+__device__ __forceinline__ float iq3s_scale(u32 d, u32 scales, int s) {
+    return mul(half_to_float(u16(d)), float(1 + 2 * ((scales >> (4 * (s & 1))) & 15)));
+}
+
 struct IQ3_S {
     static constexpr int BLOCK_N_BYTES = 110, SUBS = 8;
     static constexpr bool HAS_MIN = false, HALF_SCALES = false;
@@ -236,16 +302,18 @@ struct IQ3_S {
         return {M::load8(w + 8 * i), M::load4(w + 8 * n_sub + 4 * i), M::load1(w + 12 * n_sub + i),
                 M::load1(w + 13 * n_sub + (i >> 1)), M::load2(w + 13 * n_sub + n_sub / 2 + 2 * (i >> 3) + tail)};
     }
-    __device__ static void decode(const Raw& raw, int s, Weights& out, const u32* grid = iq3s_grid) {
+    __device__ static Scales scales(const Raw& raw, int s) { return {iq3s_scale(raw.d, raw.scales, s), 0.0f}; }
+    // With m ^ mask, a negative weight is -m - 1: what its activations make too little is taken off as mask times them.
+    __device__ static float dot(const Raw& raw, const Group& a, const u32* grid) {
+        int sum = MAGIC_BITS, off = 0;
 #pragma unroll
         for (int word = 0; word < 8; ++word) {
             const u32 low = ((word < 4 ? raw.qs.x : raw.qs.y) >> (8 * (word & 3))) & 0xffu;
-            const u32 magnitudes = grid[low | (((raw.qh >> word) & 1u) << 8)];
-            // Four sign bits become bytes of 0x00 or 0xff; (m ^ mask) - mask negates those bytes.
-            const u32 mask = ((((raw.signs >> (4 * word)) & 15u) * 0x00204081u) & 0x01010101u) * 0xffu;
-            out.q[word] = __vsub4(magnitudes ^ mask, mask);
+            const u32 mask = iq3s_mask((raw.signs >> (4 * word)) & 15u);
+            sum = __dp4a(int(grid[low | ((raw.qh << (8 - word)) & 0x100u)] ^ mask), a.q[word], sum);
+            off = __dp4a(int(mask), a.q[word], off);
         }
-        out.scale = mul(half_to_float(u16(raw.d)), float(1 + 2 * ((raw.scales >> (4 * (s & 1))) & 15)));
+        return float_of_sum(sum - off);
     }
     __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
         copy_bytes(w + 8 * i, block + 2 + 8 * s, 8);
@@ -272,12 +340,14 @@ struct Q8_0 {
     __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
         return {M::load16(w + 32 * i), M::load16(w + 32 * i + 16), M::load2(w + 32 * n_sub + 2 * i)};
     }
-    __device__ static void decode(const Raw& raw, int, Weights& out, const u32* = nullptr) {
+    __device__ static Scales scales(const Raw& raw, int) { return {half_to_float(u16(raw.d)), 0.0f}; }
+    __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
         const u32 words[8] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
                               raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+        int sum = MAGIC_BITS;
 #pragma unroll
-        for (int word = 0; word < 8; ++word) out.q[word] = words[word];
-        out.scale = half_to_float(u16(raw.d));
+        for (int word = 0; word < 8; ++word) sum = __dp4a(int(words[word]), a.q[word], sum);
+        return float_of_sum(sum);
     }
     __device__ static void repack(const u8* block, int, u8* w, i64 n_sub, i64 i) {
         copy_bytes(w + 32 * i, block + 2, 32);

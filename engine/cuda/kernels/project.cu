@@ -1,5 +1,5 @@
-// project: y_i = W_i h for up to four matrices that share an input, in one launch
-// W_i (n_out_i, N_IN) in planes of format F_i; h as for gemv; y_i (n_tokens, n_out_i) f32; Absent fills unused places
+// project: y_i = W_i h for one token and up to four matrices that share an input, in one launch
+// W_i (n_out_i, N_IN) in planes of format F_i; h as for gemv; y_i (n_out_i) f32; Absent fills unused places
 // bytes   all matrices once, activations from L1 and L2
 // launch  grid sum of ceil(n_out_i / GEMV_WARPS), block 32 * GEMV_WARPS; one warp a row, blocks in order of the matrices
 // numerics row_dot.cuh
@@ -20,8 +20,8 @@ struct Part {
 };
 
 // Compute the block's rows if they are of this part; else count the part's blocks off and return false.
-template <class F, int N_IN, int N_TOKENS>
-__device__ __forceinline__ bool takes(int& block, const Part& part, const Input& h, int n_tokens) {
+template <class F, int N_IN>
+__device__ __forceinline__ bool takes(int& block, const Part& part, const Input& h) {
     const int n_blocks = (part.n_out + GEMV_WARPS - 1) / GEMV_WARPS;
     if (block >= n_blocks) {
         block -= n_blocks;
@@ -29,27 +29,22 @@ __device__ __forceinline__ bool takes(int& block, const Part& part, const Input&
     }
     const i64 row = i64(block) * GEMV_WARPS + threadIdx.x / WARP;
     if (row >= part.n_out) return true;
-    float acc[N_TOKENS];
-    row_dot<F, N_IN, N_TOKENS>(part.w, part.n_out, row, h, n_tokens, acc);
-#pragma unroll
-    for (int t = 0; t < N_TOKENS; ++t) {
-        if (threadIdx.x % WARP > 0 || t >= n_tokens) break;
-        part.y[i64(t) * part.n_out + row] = acc[t];
-    }
+    const float sum = row_dot<F, N_IN>(part.w, part.n_out, row, h);
+    if (threadIdx.x % WARP == 0) part.y[row] = sum;
     return true;
 }
 
-template <int N_IN, int N_TOKENS, class FA, class FB, class FC, class FD>
-__global__ void __launch_bounds__(WARP* GEMV_WARPS, blocks_per_sm(N_IN, N_TOKENS))
+template <int N_IN, class FA, class FB, class FC, class FD>
+__global__ void __launch_bounds__(WARP* GEMV_WARPS, blocks_per_sm(N_IN))
     project(const u8* wa, int n_a, float* ya, const u8* wb, int n_b, float* yb, const u8* wc, int n_c, float* yc,
-            const u8* wd, int n_d, float* yd, const float* x, const i8* q, const GroupScale* scales, int n_tokens) {
+            const u8* wd, int n_d, float* yd, const float* x, const i8* q, const GroupScale* scales) {
     release_dependents();
     const Input h{x, q, scales};
     int block = blockIdx.x;
-    if (takes<FA, N_IN, N_TOKENS>(block, Part{wa, n_a, ya}, h, n_tokens)) return;
+    if (takes<FA, N_IN>(block, Part{wa, n_a, ya}, h)) return;
     if constexpr (!is_absent<FB>::value)
-        if (takes<FB, N_IN, N_TOKENS>(block, Part{wb, n_b, yb}, h, n_tokens)) return;
+        if (takes<FB, N_IN>(block, Part{wb, n_b, yb}, h)) return;
     if constexpr (!is_absent<FC>::value)
-        if (takes<FC, N_IN, N_TOKENS>(block, Part{wc, n_c, yc}, h, n_tokens)) return;
-    if constexpr (!is_absent<FD>::value) takes<FD, N_IN, N_TOKENS>(block, Part{wd, n_d, yd}, h, n_tokens);
+        if (takes<FC, N_IN>(block, Part{wc, n_c, yc}, h)) return;
+    if constexpr (!is_absent<FD>::value) takes<FD, N_IN>(block, Part{wd, n_d, yd}, h);
 }

@@ -70,24 +70,59 @@ __device__ __forceinline__ void wait_stage(const u64*, u32) {
 }
 #endif
 
-// Ask for the lines of a run of bytes to be brought to L2, one warp together.
+// Ask for a run of bytes to be brought to L2, one warp together; the addresses are rounded to lines.
 __device__ __forceinline__ void prefetch_run(const u8* from, int n_bytes) {
     for (int at = 128 * (threadIdx.x % WARP); at < n_bytes; at += 128 * WARP) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
     }
 }
 
+constexpr int FLOAT_ROW_COST = 7;  // a row of F32 is about seven times as long as one of Q4_K
+
 // Rows begin..end of a matrix or of several behind each other: the share of one block.
 struct Share {
     int begin, end;
 
-    __device__ __forceinline__ static Share of_block(int n_rows) {
-        return {int(i64(n_rows) * blockIdx.x / gridDim.x), int(i64(n_rows) * (blockIdx.x + 1) / gridDim.x)};
+    // Of n_rows streamed rows; each of the first n_float blocks has a float row besides.
+    __device__ __forceinline__ static Share of_block(int n_rows, int n_float) {
+        const int n_blocks = gridDim.x;
+        const i64 cost = n_rows + i64(FLOAT_ROW_COST) * n_float;
+        const bool counts = n_float <= n_blocks && cost >= FLOAT_ROW_COST * n_blocks;
+        const i64 shared = counts ? cost : n_rows;
+        const auto begin = [&](int block) {
+            return int(shared * block / n_blocks) - (counts ? FLOAT_ROW_COST * min(block, n_float) : 0);
+        };
+        return {begin(blockIdx.x), begin(blockIdx.x + 1)};
     }
     // How many of them fall to warp `warp` of n_warps.
     __device__ __forceinline__ int n_of_warp(int warp, int n_warps) const {
         const int behind = end - begin - warp;
         return behind > 0 ? (behind + n_warps - 1) / n_warps : 0;
+    }
+};
+
+// What the next streaming kernel of the step reads first: N_NEXT_RUNS planes of its matrices, whose rows lie behind each
+// other in the order in which blocks share them. A block brings the first n_rows_ahead rows of its own share to L2
+// when it has asked for all of its own weights: device memory is then busy while the input of that kernel is made.
+constexpr int N_NEXT_RUNS = 20;  // four matrices of five planes
+struct NextRun {
+    const u8* plane;
+    int row_n_bytes;
+    int first_row, n_rows;  // of the matrix among all rows that are shared
+};
+struct Next {
+    NextRun run[N_NEXT_RUNS];
+    int n_runs, n_rows, n_float, n_rows_ahead;
+
+    // One warp together.
+    __device__ __forceinline__ void prefetch() const {
+        const Share share = Share::of_block(n_rows, n_float);
+        for (int i = 0; i < n_runs; i++) {
+            const int row = share.begin - run[i].first_row;
+            const int n = min(min(n_rows_ahead, share.end - share.begin), run[i].n_rows - row);
+            if (row < 0 || n <= 0) continue;
+            prefetch_run(run[i].plane + i64(row) * run[i].row_n_bytes, n * run[i].row_n_bytes);
+        }
     }
 };
 
@@ -105,6 +140,12 @@ __device__ __forceinline__ void unrolled(Body body) {
         unrolled<N, FIRST + 1>(body);
     }
 }
+
+// A group of 32 activations, its scale and its sum.
+struct GroupActivations {
+    int4 low, high;
+    float2 scale;
+};
 
 // Pieces of a row, N_STRIPS strips each (the last may have fewer), laid out in shared memory as matrices of their own.
 // Copies begin and end at multiples of 16 bytes. Only the last plane of a format may have 8 bytes a strip: its part of a
@@ -148,12 +189,10 @@ struct Pieces {
     }
 
     // The term of the lane's sub-block in strip i of a piece; s is its number in the row.
-    template <class Activations>
-    __device__ __forceinline__ static float term(const u8* piece, int i, int s, const Activations& a, int tail,
+    __device__ __forceinline__ static float term(const u8* piece, int i, int s, const GroupActivations& a, int tail,
                                                  const u32* grid) {
-        Weights w;
-        F::decode(F::template load<InShared>(piece, N_SUB, i * WARP + int(threadIdx.x % WARP), tail), s, w, grid);
-        return sub_block_term<F>(w, a.low, a.high, a.scale);
+        const auto raw = F::template load<InShared>(piece, N_SUB, i * WARP + int(threadIdx.x % WARP), tail);
+        return term_of<F>(raw, s, Group(a.low, a.high), a.scale.x, a.scale.y, grid);
     }
 };
 
@@ -183,12 +222,16 @@ struct Ring {
         });
     }
 
-    // use(Int<piece>, row, stage) is called for each piece in order, when it is there.
-    template <class Ask, class Use>
-    __device__ __forceinline__ void drain(Ask ask, Use use) const {
+    // use(Int<piece>, row, stage) is called for each piece in order, when it is there; then() once, when the last row
+    // has been asked for.
+    template <class Ask, class Use, class Then>
+    __device__ __forceinline__ void drain(Ask ask, Use use, Then then) const {
         u8* stage = stages;
         u32 parity = 0;
+        const int last_asked = max(n_rows - (N_STAGES + N_PIECES - 1) / N_PIECES, 0);
+        if (n_rows == 0) then();
         for (int row = 0; row < n_rows; row++) {
+            if (row == last_asked) then();
             unrolled<N_PIECES>([&](auto piece) {
                 constexpr int ROWS_AHEAD = (piece.value + N_STAGES) / N_PIECES;
                 constexpr int ASKED = (piece.value + N_STAGES) % N_PIECES;
@@ -205,20 +248,16 @@ struct Ring {
     }
 };
 
-struct GroupActivations {
-    int4 low, high;
-    GroupScale scale;
-};
-
 // One token's quantised activations in shared memory, the halves of each group apart: 32 lanes read without conflicts.
 template <int N_IN>
 struct __align__(16) SharedInput {
     int4 low[N_IN / SUB_BLOCK], high[N_IN / SUB_BLOCK];
-    GroupScale scales[N_IN / SUB_BLOCK];
+    float2 scales[N_IN / SUB_BLOCK];  // the sums as floats, exactly
 
-    __device__ __forceinline__ GroupActivations group(int s) const {
-        const int2 scale = *reinterpret_cast<const int2*>(scales + s);  // one load
-        return {low[s], high[s], GroupScale{__int_as_float(scale.x), scale.y}};
+    __device__ __forceinline__ GroupActivations group(int s) const { return {low[s], high[s], scales[s]}; }
+
+    __device__ __forceinline__ void put_scale(int s, GroupScale scale) {
+        scales[s] = make_float2(scale.d, float(scale.total));
     }
 
     // Copy a quantised token; the block's threads must meet before it is read.
@@ -228,7 +267,7 @@ struct __align__(16) SharedInput {
             (i % 2 == 0 ? low : high)[i / 2] = reinterpret_cast<const int4*>(q)[i];
         }
 #pragma unroll
-        for (int i = threadIdx.x; i < N_IN / SUB_BLOCK; i += STREAM_THREADS) scales[i] = from[i];
+        for (int i = threadIdx.x; i < N_IN / SUB_BLOCK; i += STREAM_THREADS) put_scale(i, from[i]);
     }
 
     // Quantise a normalised row from the registers of its lanes, and keep it as f32 in `x` where that is given; the
@@ -240,7 +279,7 @@ struct __align__(16) SharedInput {
             const float4 normed = row.normed(i, scale);
             const QuantizedQuad quantized = quantized_quad(normed);
             reinterpret_cast<u32*>(word < 4 ? low : high)[group * 4 + word % 4] = quantized.q;
-            if (word == 0) scales[group] = quantized.scale;
+            if (word == 0) put_scale(group, quantized.scale);
             if (x != nullptr) store_quad(x, quad, normed);
         }
     }

@@ -21,10 +21,10 @@ __device__ __forceinline__ bool completes_group(u32* done, u32 n) {
     return is_whole;
 }
 
-template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES, int N_BLOCKS>
-__global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
+template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES>
+__global__ void __launch_bounds__(STREAM_THREADS, 1)
     stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
-                   float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
+                   float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault, const Next next) {
     using G = Pieces<FG, N_IN, N_STRIPS>;
     using U = Pieces<FU, N_IN, N_STRIPS>;
     using R = Ring<G::N, N_STAGES, G::N_BYTES + U::N_BYTES, 2>;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     const u32* grid = nullptr;
     if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const Share share = Share::of_block(n_ff);
+    const Share share = Share::of_block(n_ff, 0);
     const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
         constexpr int PIECE = decltype(piece)::value;
         const int row = share.begin + warp + i * STREAM_WARPS;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
     release_dependents();
     float g = 0.0f, u = 0.0f;
-    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
+    const auto use = [&](auto piece, int i, const u8* stage) {
         constexpr int PIECE = decltype(piece)::value;
         const int row = share.begin + warp + i * STREAM_WARPS;
 #pragma unroll
@@ -62,6 +62,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
                 y[row] = product;
             }
         }
+    };
+    ring.drain(ask, use, [&] {
+        if (warp == 0) next.prefetch();
     });
     __syncthreads();
     for (int group = share.begin / SUB_BLOCK + warp; group * SUB_BLOCK < share.end; group += STREAM_WARPS) {

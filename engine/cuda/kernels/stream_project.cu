@@ -6,17 +6,7 @@
 // numerics row_dot.cuh; norm.cuh
 // order    quantised rows behind each other are shared out to blocks; a float row, FLOAT_ROW_COST times as long, goes to
 //          a warp of its own in one of the first blocks, which have that many rows less
-constexpr int FLOAT_ROW_COST = 7;
 constexpr int FLOAT_QUADS_IN_FLIGHT = 5;  // they come from L2, where they were asked to before the input was there
-
-// The block's share of n_rows streamed rows: every block up to number n_float has a float row besides.
-__device__ __forceinline__ Share share_beside_floats(int n_rows, int n_float) {
-    const int n_blocks = gridDim.x;
-    const i64 cost = n_rows + i64(FLOAT_ROW_COST) * n_float;
-    if (n_float > n_blocks || cost < FLOAT_ROW_COST * n_blocks) return Share::of_block(n_rows);
-    const auto begin = [&](int block) { return int(cost * block / n_blocks) - FLOAT_ROW_COST * min(block, n_float); };
-    return {begin(blockIdx.x), begin(blockIdx.x + 1)};
-}
 
 template <class F>
 struct is_streamed {
@@ -53,10 +43,11 @@ __device__ __forceinline__ bool in_part(int& row, const Part& part, Use use) {
     return false;
 }
 
-template <int N_IN, class FA, class FB, class FC, class FD, int N_STRIPS, int N_STAGES, int N_BLOCKS>
-__global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
+template <int N_IN, class FA, class FB, class FC, class FD, int N_STRIPS, int N_STAGES>
+__global__ void __launch_bounds__(STREAM_THREADS, 1)
     stream_project(const u8* wa, int n_a, float* ya, const u8* wb, int n_b, float* yb, const u8* wc, int n_c, float* yc,
-                   const u8* wd, int n_d, float* yd, const float* x, const float* norm_weight, float eps) {
+                   const u8* wd, int n_d, float* yd, const float* x, const float* norm_weight, float eps,
+                   const Next next) {
     constexpr bool HAS_FLOAT = is_float_format<FA>::value || is_float_format<FB>::value ||
                                is_float_format<FC>::value || is_float_format<FD>::value;
     constexpr bool HAS_GRID = is_iq3s<FA>::value || is_iq3s<FB>::value || is_iq3s<FC>::value || is_iq3s<FD>::value;
@@ -83,7 +74,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     const int n_float = (is_float_format<FA>::value ? n_a : 0) + (is_float_format<FB>::value ? n_b : 0) +
                         (is_float_format<FC>::value ? n_c : 0) + (is_float_format<FD>::value ? n_d : 0);
     const int n_streamed = n_a + n_b + n_c + n_d - n_float;
-    const Share share = share_beside_floats(n_streamed, n_float);
+    const Share share = Share::of_block(n_streamed, n_float);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
         constexpr int PIECE = decltype(piece)::value;
@@ -103,15 +94,13 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
     if (HAS_FLOAT && warp == N_WARPS) {
         for (int row = blockIdx.x; row < n_float; row += gridDim.x) {
             floats(row, [&](auto format, const Part& part, int at) {
-                float acc[1] = {0.0f};
-                add_quads<decltype(format), N_IN, 1, FLOAT_QUADS_IN_FLIGHT>(part.w, at, Input{normed, nullptr, nullptr}, 1, acc);
-                fold_lanes(acc);
-                if (lane == 0) part.y[at] = acc[0];
+                const float sum = tree(sum_of_quads<decltype(format), N_IN, FLOAT_QUADS_IN_FLIGHT>(part.w, at, normed));
+                if (lane == 0) part.y[at] = sum;
             });
         }
     }
     float acc = 0.0f;
-    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
+    const auto use = [&](auto piece, int i, const u8* stage) {
         constexpr int PIECE = decltype(piece)::value;
         streamed(share.begin + warp + i * N_WARPS, [&](auto format, const Part& part, int row) {
             using P = Pieces<decltype(format), N_IN, N_STRIPS>;
@@ -126,5 +115,8 @@ __global__ void __launch_bounds__(STREAM_THREADS, N_BLOCKS)
                 if (lane == 0) part.y[row] = sum;
             }
         });
+    };
+    ring.drain(ask, use, [&] {
+        if (warp == 0) next.prefetch();
     });
 }
