@@ -168,6 +168,7 @@ class CudaOps:
 
     def rms_norm(self, x: cupy.ndarray, weight: cupy.ndarray) -> streams.NormInput:
         """Hand the inputs on: what streams its weights normalises the token itself."""
+        self._normed.first(x.shape[0])  # refuses a pack that there is no room for
         return streams.NormInput(x, weight, self._config.rms_eps)
 
     def _normalised(self, h: streams.NormInput) -> DeviceActivation:
