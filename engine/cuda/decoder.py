@@ -28,22 +28,16 @@ class PassGraph:
         self._ops = ops
         self._outcome = pinned(8).view(np.int32)
         stream = ops.stream
-
-        def rehearse() -> cupy.ndarray:
-            logits = run([0] * n_tokens)
-            state.n_past -= n_tokens  # neither the rehearsal nor the captured pass has run
-            return logits
-
-        with ops.rehearsed(rehearse):
-            stream.synchronize()
-            stream.begin_capture()
-            try:
-                with ops.kernels.overlapping():
-                    self.logits = rehearse()
-                    ops.choose(self.logits)
-                copy_out(ops.outcome, self._outcome, self._outcome.nbytes, stream)
-            finally:
-                self._graph = stream.end_capture()
+        stream.synchronize()
+        stream.begin_capture()
+        try:
+            with ops.kernels.overlapping():
+                self.logits = run([0] * n_tokens)
+                ops.choose(self.logits)
+            copy_out(ops.outcome, self._outcome, self._outcome.nbytes, stream)
+        finally:
+            self._graph = stream.end_capture()
+        state.n_past -= n_tokens  # the captured pass has not run
         self._graph.upload(stream)
 
     def launch(self, tokens: Sequence[int], first_position: int) -> None:

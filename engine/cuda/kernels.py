@@ -34,22 +34,11 @@ class Kernels:
             _allow_shared_memory(kernel.ptr)
         self.n_sm = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self._can_overlap = int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
-        self._overlapping = self._silent = False
+        self._overlapping = False
 
     def __getitem__(self, expression: str) -> Kernel:
-        kernel = self._kernels[expression]
-        if self._silent:
-            return _make_no_launch
-        return self._overlapped(kernel) if self._overlapping else partial(_launch, kernel)
-
-    @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Let the launches inside do nothing."""
-        self._silent = True
-        try:
-            yield
-        finally:
-            self._silent = False
+        kernel: Kernel = self._kernels[expression]
+        return self._overlapped(kernel) if self._overlapping else kernel
 
     @contextmanager
     def overlapping(self) -> Iterator[None]:
@@ -71,7 +60,8 @@ class Kernels:
     def _overlapped(self, kernel: Any) -> Kernel:
         if self._is_first:
             self._is_first = False
-            return partial(_launch, kernel)
+            plain: Kernel = kernel
+            return plain
         return partial(_launch_overlapped, kernel.ptr)
 
     def write_global(self, name: str, values: Any) -> None:
@@ -79,17 +69,6 @@ class Kernels:
         address = self._module.get_global_var(self.cubin.lowered[f"&{name}"])
         runtime = cupy.cuda.runtime
         runtime.memcpy(int(address), values.ctypes.data, values.nbytes, runtime.memcpyHostToDevice)
-
-
-def _make_no_launch(grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_n_bytes: int = 0) -> None:
-    """Take the place of a kernel in a rehearsal."""
-
-
-def _launch(
-    kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_n_bytes: int = 0
-) -> None:
-    """Launch on CuPy's current stream; CuPy takes a struct by value as an array of one."""
-    kernel(grid, block, tuple(np.asarray(arg) if isinstance(arg, np.void) else arg for arg in args), shared_n_bytes)
 
 
 def _allow_shared_memory(function: int) -> None:

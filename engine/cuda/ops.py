@@ -6,8 +6,7 @@ one launches: the convolution, the delta rule and the gated norm are one kernel,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,14 +279,6 @@ class CudaOps:
         op = int(faults.kernel_argument(Op.HEAD))
         x, logits = self._normalised(h), self._logits
         return gemv.gemv(self.kernels, matrix, x, logits, fault=self._fault, mode=gemv.LOGITS, op=op)
-
-    @contextmanager
-    def rehearsed(self, rehearse: Callable[[], object]) -> Iterator[None]:
-        """Go through the launches of one pass with `rehearse`, so that those made inside know what comes next."""
-        with self._streams.rehearsal():
-            rehearse()
-        with self._streams.performance():
-            yield
 
     def choose(self, logits: cupy.ndarray) -> None:
         """Launch argmax; the id goes to outcome[0]."""

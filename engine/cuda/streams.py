@@ -6,8 +6,7 @@ else there are the kernels of `engine.cuda.gemv`, which give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,24 +35,6 @@ SMALLEST_SHARED_N_BYTES = 100 << 10
 MOST_STRIPS, MOST_STAGES = 6, 12
 IN_FLIGHT_N_BYTES = 40_000
 """Bytes on the way to a multiprocessor that are enough: more than device memory delivers to one in its latency."""
-PLANES = {
-    "Q4_K": (512, 64),
-    "Q5_K": (512, 64, 128),
-    "Q6_K": (512, 256, 64, 8),
-    "IQ4_XS": (512, 32),
-    "IQ3_S": (256, 128, 32, 16, 8),
-    "Q8_0": (1024, 64),
-}
-"""Bytes of a strip in each plane (formats.cuh)."""
-AHEAD_N_BYTES = 16 << 20
-"""What a kernel brings to L2 of the next one's weights, over all blocks: a few microseconds of device memory."""
-_NEXT_RUN = np.dtype(
-    [("plane", "u8"), ("row_n_bytes", "i4"), ("first_row", "i4"), ("n_rows", "i4"), ("unused", "i4")], align=True
-)
-_NEXT = np.dtype(
-    [("run", _NEXT_RUN, 20), ("n_runs", "i4"), ("n_rows", "i4"), ("n_float", "i4"), ("n_rows_ahead", "i4")], align=True
-)
-"""NextRun and Next of stream.cuh."""
 
 
 @dataclass(frozen=True)
@@ -180,41 +161,16 @@ class NormInput:
 
 
 class Streams:
-    """Launches the stream_* kernels on one device.
-
-    In a pass that was rehearsed, each launch is told which weights the next one reads first, and asks for them early.
-    """
+    """Launches the stream_* kernels on one device."""
 
     def __init__(self, kernels: Kernels, target: Target) -> None:
         self._kernels, self._target = kernels, target
-        self._noted: list[np.void] = []
-        self._notes, self._at = False, -1
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Note the launches made inside, without making them; the same launches must follow, inside `performance`."""
-        self._noted, self._notes = [], True
-        try:
-            with self._kernels.silent():
-                yield
-        finally:
-            self._notes = False
-
-    @contextmanager
-    def performance(self) -> Iterator[None]:
-        """Make the launches that were rehearsed."""
-        self._at = 0
-        try:
-            yield
-        finally:
-            self._noted, self._at = [], -1
 
     def gemv(self, matrix: DeviceMatrix, h: DeviceActivation, residual: cupy.ndarray) -> cupy.ndarray:
         """Add W h to `residual` (1, n_out) f32 in place and return it."""
         name, n_in = matrix.type_name, matrix.n_in
         arguments = (matrix.data, np.int32(matrix.n_out), h.q, h.scales, residual, residual)
-        cut = gemv_shape(name, n_in, self._target)
-        self._launch(gemv_expression(name, n_in, self._target), cut, arguments, [(matrix, 0)], matrix.n_out)
+        self._launch(gemv_expression(name, n_in, self._target), gemv_shape(name, n_in, self._target), arguments)
         return residual
 
     def project(
@@ -224,17 +180,8 @@ class Streams:
         types, n_in = [matrix.type_name for matrix in matrices], matrices[0].n_in
         parts = [part for m, out in zip(matrices, outs, strict=True) for part in (m.data, np.int32(m.n_out), out)]
         parts += [outs[0], np.int32(0), outs[0]] * (PROJECT_PARTS - len(matrices))
-        streamed = [matrix for matrix in matrices if quants.is_quantized(matrix.type_name)]
-        n_rows = sum(matrix.n_out for matrix in streamed)
-        firsts = np.cumsum([0, *(matrix.n_out for matrix in streamed)])
-        self._launch(
-            project_expression(types, n_in, self._target),
-            project_shape(types, n_in, self._target),
-            (*parts, h.x, h.weight, np.float32(h.eps)),
-            [(matrix, int(first)) for matrix, first in zip(streamed, firsts, strict=False)],
-            n_rows,
-            sum(matrix.n_out for matrix in matrices) - n_rows,
-        )
+        arguments = (*parts, h.x, h.weight, np.float32(h.eps))
+        self._launch(project_expression(types, n_in, self._target), project_shape(types, n_in, self._target), arguments)
         return tuple(outs)
 
     def gate_up_silu(
@@ -257,60 +204,11 @@ class Streams:
         outputs = (out.x, out.q, out.scales, done, np.uint32(op), fault)
         arguments = (gate.data, up.data, np.int32(gate.n_out), *norm, *outputs)
         expression = gate_up_expression(*types, gate.n_in, self._target)
-        cut = gate_up_shape(*types, gate.n_in, self._target)
-        self._launch(expression, cut, arguments, [(gate, 0), (up, 0)], gate.n_out)
+        self._launch(expression, gate_up_shape(*types, gate.n_in, self._target), arguments)
         return out
 
-    def _launch(
-        self,
-        expression: str,
-        cut: Shape,
-        arguments: tuple[Any, ...],
-        parts: Sequence[tuple[DeviceMatrix, int]],
-        n_rows: int,
-        n_float: int = 0,
-    ) -> None:
-        """Launch; parts: the streamed matrices with the number of their first row among n_rows shared ones."""
-        following = self._next(first_read(parts, n_rows, n_float, self._target.n_sm))
-        grid, block = (self._target.n_sm,), (32 * STREAM_WARPS,)
-        self._kernels[expression](grid, block, (*arguments, following), cut.shared_n_bytes)
-
-    def _next(self, own: np.void) -> np.void:
-        """Return what the launch after this one reads first; nothing where that is not known."""
-        if self._notes:
-            self._noted.append(own)
-        if self._at < 0:
-            return _NOTHING
-        self._at += 1
-        return self._noted[self._at] if self._at < len(self._noted) else _NOTHING
-
-
-def first_read(parts: Sequence[tuple[DeviceMatrix, int]], n_rows: int, n_float: int, n_sm: int) -> np.void:
-    """Return stream.cuh's Next for a launch: the planes of its matrices, and how many rows of each block to fetch."""
-    value = np.zeros(1, _NEXT)[0]
-    runs = [run for matrix, first in parts for run in _runs(matrix, first)]
-    row_n_bytes = max(
-        sum(_row_n_bytes(matrix) for matrix, first in parts if first == at) for at in {f for _, f in parts}
-    )
-    for i, run in enumerate(runs):
-        value["run"][i] = run
-    value["n_runs"], value["n_rows"], value["n_float"] = len(runs), n_rows, n_float
-    value["n_rows_ahead"] = AHEAD_N_BYTES // n_sm // row_n_bytes
-    return value
-
-
-def _runs(matrix: DeviceMatrix, first_row: int) -> Iterator[tuple[int, int, int, int, int]]:
-    plane, strips = int(matrix.data.data.ptr), matrix.n_in // STRIP
-    for n_bytes in PLANES[matrix.type_name]:
-        yield plane, strips * n_bytes, first_row, matrix.n_out, 0
-        plane += matrix.n_out * strips * n_bytes
-
-
-def _row_n_bytes(matrix: DeviceMatrix) -> int:
-    return matrix.n_in // STRIP * strip_n_bytes(matrix.type_name)
-
-
-_NOTHING = np.zeros(1, _NEXT)[0]
+    def _launch(self, expression: str, cut: Shape, arguments: tuple[Any, ...]) -> None:
+        self._kernels[expression]((self._target.n_sm,), (32 * STREAM_WARPS,), arguments, cut.shared_n_bytes)
 
 
 def _beside(n_in: int, type_names: Sequence[str]) -> int:

@@ -101,31 +101,6 @@ struct Share {
     }
 };
 
-// What the next streaming kernel of the step reads first: N_NEXT_RUNS planes of its matrices, whose rows lie behind each
-// other in the order in which blocks share them. A block brings the first n_rows_ahead rows of its own share to L2
-// when it has asked for all of its own weights: device memory is then busy while the input of that kernel is made.
-constexpr int N_NEXT_RUNS = 20;  // four matrices of five planes
-struct NextRun {
-    const u8* plane;
-    int row_n_bytes;
-    int first_row, n_rows;  // of the matrix among all rows that are shared
-};
-struct Next {
-    NextRun run[N_NEXT_RUNS];
-    int n_runs, n_rows, n_float, n_rows_ahead;
-
-    // One warp together.
-    __device__ __forceinline__ void prefetch() const {
-        const Share share = Share::of_block(n_rows, n_float);
-        for (int i = 0; i < n_runs; i++) {
-            const int row = share.begin - run[i].first_row;
-            const int n = min(min(n_rows_ahead, share.end - share.begin), run[i].n_rows - row);
-            if (row < 0 || n <= 0) continue;
-            prefetch_run(run[i].plane + i64(row) * run[i].row_n_bytes, n * run[i].row_n_bytes);
-        }
-    }
-};
-
 // A number known at compile time, for calls that must be unrolled.
 template <int V>
 struct Int {
@@ -222,16 +197,12 @@ struct Ring {
         });
     }
 
-    // use(Int<piece>, row, stage) is called for each piece in order, when it is there; then() once, when the last row
-    // has been asked for.
-    template <class Ask, class Use, class Then>
-    __device__ __forceinline__ void drain(Ask ask, Use use, Then then) const {
+    // use(Int<piece>, row, stage) is called for each piece in order, when it is there.
+    template <class Ask, class Use>
+    __device__ __forceinline__ void drain(Ask ask, Use use) const {
         u8* stage = stages;
         u32 parity = 0;
-        const int last_asked = max(n_rows - (N_STAGES + N_PIECES - 1) / N_PIECES, 0);
-        if (n_rows == 0) then();
         for (int row = 0; row < n_rows; row++) {
-            if (row == last_asked) then();
             unrolled<N_PIECES>([&](auto piece) {
                 constexpr int ROWS_AHEAD = (piece.value + N_STAGES) / N_PIECES;
                 constexpr int ASKED = (piece.value + N_STAGES) % N_PIECES;

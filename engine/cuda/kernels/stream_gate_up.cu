@@ -24,7 +24,7 @@ __device__ __forceinline__ bool completes_group(u32* done, u32 n) {
 template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_THREADS, 1)
     stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
-                   float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault, const Next next) {
+                   float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
     using G = Pieces<FG, N_IN, N_STRIPS>;
     using U = Pieces<FU, N_IN, N_STRIPS>;
     using R = Ring<G::N, N_STAGES, G::N_BYTES + U::N_BYTES, 2>;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
     release_dependents();
     float g = 0.0f, u = 0.0f;
-    const auto use = [&](auto piece, int i, const u8* stage) {
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         constexpr int PIECE = decltype(piece)::value;
         const int row = share.begin + warp + i * STREAM_WARPS;
 #pragma unroll
@@ -62,9 +62,6 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
                 y[row] = product;
             }
         }
-    };
-    ring.drain(ask, use, [&] {
-        if (warp == 0) next.prefetch();
     });
     __syncthreads();
     for (int group = share.begin / SUB_BLOCK + warp; group * SUB_BLOCK < share.end; group += STREAM_WARPS) {

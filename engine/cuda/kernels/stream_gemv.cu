@@ -6,8 +6,7 @@
 // numerics row_dot.cuh
 template <class F, int N_IN, int N_STRIPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_THREADS, 1)
-    stream_gemv(const u8* w, int n_out, const i8* q, const GroupScale* scales, const float* residual, float* y,
-                const Next next) {
+    stream_gemv(const u8* w, int n_out, const i8* q, const GroupScale* scales, const float* residual, float* y) {
     using P = Pieces<F, N_IN, N_STRIPS>;
     using R = Ring<P::N, N_STAGES, P::N_BYTES, 1>;
     extern __shared__ __align__(16) u8 shared[];
@@ -27,7 +26,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     __syncthreads();
     release_dependents();
     float acc = 0.0f, before = 0.0f;
-    const auto use = [&](auto piece, int i, const u8* stage) {
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         constexpr int PIECE = decltype(piece)::value;
         const int row = share.begin + warp + i * STREAM_WARPS, tail = P::tail(PIECE, row);
         if (PIECE == 0) before = residual[row];
@@ -41,8 +40,5 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
             acc = 0.0f;
             if (lane == 0) y[row] = add(before, sum);
         }
-    };
-    ring.drain(ask, use, [&] {
-        if (warp == 0) next.prefetch();
     });
 }

@@ -46,8 +46,7 @@ __device__ __forceinline__ bool in_part(int& row, const Part& part, Use use) {
 template <int N_IN, class FA, class FB, class FC, class FD, int N_STRIPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_THREADS, 1)
     stream_project(const u8* wa, int n_a, float* ya, const u8* wb, int n_b, float* yb, const u8* wc, int n_c, float* yc,
-                   const u8* wd, int n_d, float* yd, const float* x, const float* norm_weight, float eps,
-                   const Next next) {
+                   const u8* wd, int n_d, float* yd, const float* x, const float* norm_weight, float eps) {
     constexpr bool HAS_FLOAT = is_float_format<FA>::value || is_float_format<FB>::value ||
                                is_float_format<FC>::value || is_float_format<FD>::value;
     constexpr bool HAS_GRID = is_iq3s<FA>::value || is_iq3s<FB>::value || is_iq3s<FC>::value || is_iq3s<FD>::value;
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         }
     }
     float acc = 0.0f;
-    const auto use = [&](auto piece, int i, const u8* stage) {
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         constexpr int PIECE = decltype(piece)::value;
         streamed(share.begin + warp + i * N_WARPS, [&](auto format, const Part& part, int row) {
             using P = Pieces<decltype(format), N_IN, N_STRIPS>;
@@ -115,8 +114,5 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
                 if (lane == 0) part.y[row] = sum;
             }
         });
-    };
-    ring.drain(ask, use, [&] {
-        if (warp == 0) next.prefetch();
     });
 }
