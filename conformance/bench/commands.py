@@ -46,7 +46,9 @@ class _Job:
 
 def bench(
     scenarios: Names = None,
-    backend: Annotated[str, typer.Option(help="Backend of the engine: numpy or cuda.")] = "numpy",
+    backend: Annotated[
+        str | None, typer.Option(help="Backend of the engine: numpy or cuda [default: cuda where there is a GPU].")
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A GGUF file of your own, at c=512 and c=2048.")
     ] = None,
@@ -81,6 +83,7 @@ def bench(
     cache_dir: CacheDir = None,
 ) -> None:
     """Time the engine and llama.cpp in alternation, keep every sample, print speeds and verdicts."""
+    backend = backend or ("numpy" if why_unavailable("cuda") else "cuda")
     request = BenchRequest(
         scenarios or (), backend, model, repetitions, decode, warm_up, threads, baseline or None, quick
     )

@@ -19,7 +19,7 @@ from conformance.bench.stats import Verdict
 from conformance.bench.telemetry import Telemetry
 from conformance.errors import RecordError
 from conformance.machine import Machine, Versions
-from conformance.records import DEFAULT_FOLDER, ModelIdentity
+from conformance.records import DEFAULT_FOLDER, ModelIdentity, write_whole
 from conformance.scenario import Data, Sha256
 from engine.generate import PrefillMode
 
@@ -238,8 +238,8 @@ def write_bench_record(record: BenchRecord, folder: Path) -> Path:
     values["digests"] = digests_of(values)
     path = bench_path(folder, record)
     machine = path.parents[1] / MACHINE_FILE
-    _write_whole(machine, record.machine.model_dump(mode="json"), record.run_id)
-    _write_whole(path, values, record.run_id)
+    write_whole(machine, record.machine.model_dump(mode="json"), record.run_id)
+    write_whole(path, values, record.run_id)
     return path
 
 
@@ -291,17 +291,3 @@ def _holds_objects(value: Any) -> bool:
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_N_DIGEST]
-
-
-def _write_whole(path: Path, values: dict[str, Any], run_id: str) -> None:
-    """Write under another name, then rename: a file is whole or absent, whoever else writes it."""
-    text = json.dumps(values, sort_keys=True, indent=1, allow_nan=False) + "\n"
-    partial = path.with_name(f"{path.name}.{run_id}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
