@@ -103,7 +103,7 @@ def load_published(path: Path) -> Published:
         first = error.errors()[0]
         raise PublishedError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise PublishedError(f"{path}: cannot be read: {error}") from None
+        raise PublishedError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
 
 
 def all_published() -> list[Published]:

@@ -195,7 +195,7 @@ def test_a_worker_that_stays_up_gives_what_a_new_one_gives(llama_build: LlamaBui
     once = run_ok(llama_build, request(tiny_model))
     session = WorkerSession(llama_build, request(tiny_model))
     try:
-        runs = [session.generate(mode, n) for mode, n in (("batched", 9), ("single", 9), ("batched", 3))]
+        runs = [session.generate("batched", 9), session.generate("single", 9), session.generate("batched", 3)]
     finally:
         session.close()
     assert [run["token_ids"] for run in runs] == [once.token_ids, once.token_ids, once.token_ids[:3]]

@@ -56,7 +56,7 @@ def bench(
         int | None, typer.Option("-r", "--repetitions", min=1, help="Timed rounds [default: 5, cuda 7].")
     ] = None,
     decode: Annotated[
-        int | None, typer.Option(min=1, help="Tokens decoded in each timed run [default: 32, cuda 128].")
+        int | None, typer.Option(min=1, help="Tokens decoded in each timed run [default: 24, cuda 128].")
     ] = None,
     warm_up: Annotated[
         float | None,
@@ -113,7 +113,7 @@ def bench(
 
 def bench_selftest(
     trials: Annotated[int, typer.Option(min=1, help="Trials of each kind.")] = 20,
-    rounds: Annotated[int, typer.Option(min=5, help="Rounds of each trial.")] = 25,
+    rounds: Annotated[int, typer.Option(min=20, help="Rounds of a trial at most.")] = 400,
     cache_dir: CacheDir = None,
 ) -> None:
     """Compare the engine with itself, and with itself slowed by a tenth: are the verdicts right?"""

@@ -1,4 +1,4 @@
-"""From samples to a verdict: medians, a bootstrap interval of their ratio, and what may be said about it."""
+"""From samples to a verdict: the ratio within each round, its median with a bootstrap interval, what may be said."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED = 8763
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster ours is: the ratio of the medians, and its interval."""
+    """How many times faster ours is: the median ratio of a round, and its interval."""
 
     value: float
     low: float
@@ -31,17 +31,17 @@ class Ratio:
 
 
 def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Return median(theirs) / median(ours) of times taken in the same rounds, with its bootstrap interval.
+    """Return the median of theirs / ours over rounds, times taken in the same round each, with a bootstrap interval.
 
-    Rounds are resampled, not single times: what slowed a whole round then slows both sides alike. The same input
-    gives the same interval everywhere (NumPy freezes the stream of RandomState).
+    What slows a whole round slows both sides alike and leaves its ratio: on two cores shared with other programs, where
+    single times went from 12 to 36 ms, the interval of this over 100 rounds was 0.07 wide, that of the ratio of the two
+    medians 0.25. The same input gives the same interval everywhere (NumPy freezes the stream of RandomState).
     """
-    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    rounds = np.random.RandomState(SEED).randint(len(a), size=(N_RESAMPLES, len(a)))
-    ratios = np.median(b[rounds], axis=1) / np.median(a[rounds], axis=1)
+    ratios = np.asarray(theirs, np.float64) / np.asarray(ours, np.float64)
+    resampled = ratios[np.random.RandomState(SEED).randint(len(ratios), size=(N_RESAMPLES, len(ratios)))]
     tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(ratios, [tail, 100 - tail])
-    return Ratio(float(np.median(b) / np.median(a)), float(low), float(high))
+    low, high = np.percentile(np.median(resampled, axis=1), [tail, 100 - tail])
+    return Ratio(float(np.median(ratios)), float(low), float(high))
 
 
 def verdict_of(ratio: Ratio) -> tuple[Verdict, str]:
