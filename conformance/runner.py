@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from conformance.subject import (
     explain,
     run_subject,
 )
-from engine.cuda.device import open_device
+from engine.cuda.device import MODULE_LOADING, open_device
 from engine.errors import NoDeviceError
 from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
@@ -398,10 +399,14 @@ def _output(token_ids: list[int], logits: F32) -> Output:
 def why_unavailable(backend: str) -> str | None:
     """Say why this machine cannot run a backend, None if it can."""
     if backend == "cuda":
+        set_before = os.environ.get(MODULE_LOADING)
         try:
             open_device()
         except NoDeviceError as error:
             return str(error)
+        finally:  # how our kernels are loaded is no setting for llama.cpp, which inherits this environment
+            if set_before is None:
+                os.environ.pop(MODULE_LOADING, None)
     return None
 
 

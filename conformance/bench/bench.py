@@ -127,6 +127,7 @@ class Bench:
             if one.subject.role == "engine":
                 raise
             one.gone = str(error)
+            self._run(one, 0, "layer_major", 0)
             return
         one.n_starts += 1
         start = time.monotonic_ns()
@@ -141,13 +142,18 @@ class Bench:
             self._unload(one)
 
     def _warm_up(self, one: _Measured, start_ns: int) -> None:
-        """Run short generations until warm_up_s have passed since start_ns; their times are not kept."""
-        while one.cold is not None and time.monotonic_ns() - start_ns < self._options.warm_up_s * 1e9:
-            try:
-                one.subject.run("layer_major", min(_WARM_N_PREDICT, self._file.scenario.n_predict))
-            except (BaselineError, EngineRunError) as error:
-                one.gone = str(error)
-                break
+        """Generate a little in every way of prefill, until warm_up_s have passed since start_ns; no time is kept.
+
+        A program that starts anew for each run has nothing to warm up.
+        """
+        n_predict = min(_WARM_N_PREDICT, self._file.scenario.n_predict)
+        try:
+            for mode in one.subject.prefill if one.cold is not None else ():
+                one.subject.run(mode, n_predict if mode == "layer_major" else 1)
+            while one.cold is not None and time.monotonic_ns() - start_ns < self._options.warm_up_s * 1e9:
+                one.subject.run("layer_major", n_predict)
+        except (BaselineError, EngineRunError) as error:
+            one.gone = str(error)
         one.warm_up_time_ns += time.monotonic_ns() - start_ns
 
     def _timed_run(self, one: _Measured, number: int, mode: PrefillMode) -> None:

@@ -13,6 +13,7 @@ from baselines.llama_cpp import pin
 from baselines.llama_cpp.build import WORKER, BuildOptions
 from baselines.llama_cpp.progress import Progress, show_progress
 from conformance.bench.bench import Bench, BenchOptions, n_runs
+from conformance.bench.derive import tokens_verdict
 from conformance.bench.plan import BenchRequest, bench_files, make_subjects
 from conformance.bench.records import DEFAULT_BENCH_FOLDER, BenchRecord, write_bench_record
 from conformance.bench.report import render_bench
@@ -56,7 +57,7 @@ def bench(
         int | None, typer.Option("-r", "--repetitions", min=1, help="Timed rounds [default: 5, cuda 7].")
     ] = None,
     decode: Annotated[
-        int | None, typer.Option(min=1, help="Tokens decoded in each timed run [default: 24, cuda 128].")
+        int | None, typer.Option(min=1, help="Tokens decoded in each timed run [default: 16, cuda 128].")
     ] = None,
     warm_up: Annotated[
         float | None,
@@ -143,12 +144,14 @@ def verify(
 
 
 def outcome_of(records: Sequence[BenchRecord]) -> Outcome:
-    """Return what a bench comes to: wrong tokens outweigh what could not be compared."""
-    rows = [row for record in records for row in record.comparisons]
-    invalid = [row.reason for row in rows if row.verdict == "INVALID"]
-    if any(reason.startswith("correctness failed") for reason in invalid):
-        return Outcome.MISMATCH
-    return Outcome.NOT_MEASURED if invalid or not rows else Outcome.MATCH
+    """Return what a bench comes to: wrong tokens, or an engine of ours that stopped, outweigh what was not compared."""
+    for record in records:
+        for subject in record.subjects:
+            tokens, _ = tokens_verdict(record, subject)
+            if tokens == "wrong" or (tokens == "failed" and subject.role == "engine"):
+                return Outcome.MISMATCH
+    verdicts = {row.verdict for record in records for row in record.comparisons}
+    return Outcome.NOT_MEASURED if "INVALID" in verdicts or not verdicts else Outcome.MATCH
 
 
 def _jobs(request: BenchRequest, builds: LlamaBuilds, cache: Path | None, progress: Progress) -> Iterator[_Job]:

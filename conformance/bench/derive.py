@@ -45,7 +45,13 @@ def samples_of(record: BenchRecord, subject: SubjectRecord, metric: Metric) -> d
 
 
 def tokens_verdict(record: BenchRecord, subject: SubjectRecord) -> tuple[TokensVerdict, str]:
-    """Say whether every run of `subject` gave the right tokens, and if not, which did not and how."""
+    """Say whether every run of `subject` gave the right tokens, and if not, which did not and how.
+
+    "failed": a run gave nothing; "none": the program has no tokens that could be right.
+    """
+    failed = next((run for run in subject.runs if run.error is not None), None)
+    if failed is not None:
+        return "failed", f"round {failed.round}, {failed.prefill}: {failed.error}"
     if subject.name.startswith(_BENCH):
         return "none", "llama-bench generates no tokens that could be compared"
     if record.expected is None:
@@ -54,8 +60,6 @@ def tokens_verdict(record: BenchRecord, subject: SubjectRecord) -> tuple[TokensV
         return "wrong", f"its reference run does not have the tokens of {record.expected.source}"
     logits = record.expected.final_logits_le32_sha256 if subject.role == "engine" else None
     for run in subject.runs:
-        if run.error is not None:
-            return "wrong", f"round {run.round}, {run.prefill}: {run.error}"
         if run.generated_token_ids_le64_sha256 != token_ids_le64_sha256(subject.token_ids[: run.n_generated]):
             return "wrong", f"round {run.round}, {run.prefill}: other tokens than in its reference run"
         if logits is not None and run.final_logits_le32_sha256 != logits:
@@ -105,8 +109,8 @@ def _n_tokens(record: BenchRecord, metric: Metric) -> int:
 
 
 def _figures(record: BenchRecord, subject: SubjectRecord) -> Iterator[Figure]:
-    """Yield the subject's speeds; none for a subject whose tokens are wrong."""
-    if tokens_verdict(record, subject)[0] == "wrong":
+    """Yield the subject's speeds; none for a subject whose tokens are wrong or missing."""
+    if tokens_verdict(record, subject)[0] in ("wrong", "failed"):
         return
     for metric in subject.metrics:
         samples = samples_of(record, subject, metric)
@@ -168,8 +172,8 @@ def _objections(
     """Yield every reason why a ratio of the two would mean nothing, the gravest first."""
     for subject in pair:
         tokens, why = tokens_verdict(record, subject)
-        if tokens == "wrong":
-            yield f"correctness failed: {subject.name}: {why}"
+        if tokens in ("wrong", "failed"):
+            yield f"{'correctness' if tokens == 'wrong' else 'run'} failed: {subject.name}: {why}"
     for row in rows:
         if not row.equal and not row.exempt:
             yield f"flags differ: {row.setting} is {row.engine} here, {row.baseline} in {pair[1].name}"

@@ -32,7 +32,7 @@ PROGRAMS = {"numpy": ("llama.cpp",), "cuda": ("llama.cpp", LLAMA_BENCH, LLAMA_SE
 """What each backend is compared with unless told otherwise: llama-bench and llama-server take long to build, and where
 a GPU is compared they are what others quote."""
 N_REPETITIONS = {"numpy": 5, "cuda": 7}
-N_DECODE = {"numpy": 24, "cuda": 128}
+N_DECODE = {"numpy": 16, "cuda": 128}
 """Tokens decoded in a timed run: the NumPy backend is slow, and its first run has all of the scenario's tokens."""
 WARM_UP_S = {"numpy": 1.0, "cuda": 3.0}
 CUDA_SCENARIOS = ("27b-c512", "27b-c2048")

@@ -31,7 +31,7 @@ _N_DIGEST = 16
 
 Metric: TypeAlias = Literal["decode", "prefill_layer_major", "prefill_token_major", "first_token", "end_to_end"]
 Residency: TypeAlias = Literal["together", "alternating"]
-TokensVerdict: TypeAlias = Literal["right", "wrong", "none"]
+TokensVerdict: TypeAlias = Literal["right", "wrong", "failed", "none"]
 _Time = Annotated[int, Field(ge=0)]
 
 

@@ -112,5 +112,5 @@ def _notes(record: BenchRecord) -> Iterator[str]:
 
 def _token_notes(record: BenchRecord, subject: SubjectRecord) -> Iterator[str]:
     verdict, why = tokens_verdict(record, subject)
-    if verdict == "wrong":
+    if verdict in ("wrong", "failed"):
         yield f"{subject.name}: no speed is given: {why}"

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import psutil
 
+from baselines.errors import ProcessError
 from baselines.llama_cpp import pin
 from baselines.llama_cpp.bench import PROGRAM as LLAMA_BENCH
 from baselines.llama_cpp.bench import run_llama_bench
@@ -23,10 +24,10 @@ from baselines.llama_cpp.process import LiveProcess
 from baselines.llama_cpp.server import PROGRAM as LLAMA_SERVER
 from baselines.llama_cpp.server import LlamaServer
 from baselines.llama_cpp.worker import WorkerRequest, WorkerSession
+from conformance.bench.engine_process import READ_CEILING
 from conformance.bench.records import Metric, Settings
 from conformance.errors import ConformanceError
-from conformance.gpu import this_gpu
-from conformance.machine import engine_source_sha256
+from conformance.machine import engine_source_sha256, without_paths
 from conformance.runner import baseline_name, engine_name
 from conformance.scenario import BaselineFlags
 from conformance.subject import SubjectRequest, package_environment
@@ -299,14 +300,14 @@ BASELINES: dict[str, Callable[[LlamaBuild, WorkerRequest, BaselineFlags], Subjec
 
 
 def measure_read_ceiling(backend: str) -> tuple[float | None, str | None]:
-    """Return the device's read ceiling in GB/s, or why it was not measured; in a process that leaves nothing behind.
-
-    Raises ProcessError.
-    """
-    if backend != "cuda" or this_gpu() is None:
+    """Return the device's read ceiling in GB/s, or why there is none; from a process that leaves nothing behind."""
+    if backend != "cuda":
         return None, "only a GPU's is measured"
-    with LiveProcess(_engine_argv("read-ceiling"), env=package_environment()) as process:
-        return float(json.loads(process.read(_READ_CEILING_DEADLINE_S))["gb_per_s"]), None
+    try:
+        with LiveProcess(_engine_argv(READ_CEILING), env=package_environment()) as process:
+            return float(json.loads(process.read(_READ_CEILING_DEADLINE_S))["gb_per_s"]), None
+    except ProcessError as error:
+        return None, without_paths(str(error))
 
 
 def llama_settings(effective: dict[str, Any], request: WorkerRequest) -> Settings:

@@ -91,7 +91,9 @@ def open_sensor() -> tuple[Sensor | None, str | None]:
     except ImportError:
         return None, "nvidia-ml-py is not installed: install the extra cuda12 or cuda13"
     try:
-        return NvmlSensor(), None
+        sensor = NvmlSensor()
+        sensor.sample()  # some drivers, WSL2's among them, leave single values out
+        return sensor, None
     except pynvml.NVMLError as error:
         return None, f"NVML: {error}"
 

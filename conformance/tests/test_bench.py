@@ -69,7 +69,7 @@ def test_a_record_names_no_folder_and_every_sample_is_in_it(short: ScenarioFile)
     [
         ({"token_ids": [1, 2, 3, 4]}, "correctness failed: engine-numpy: its reference run does not have the tokens"),
         ({"logits_sha256": "cd" * 32}, "correctness failed: engine-numpy: round 0, layer_major: other logits"),
-        ({"fails": EngineRunError("layer 3: NaN"), "fails_at": 4}, "correctness failed: engine-numpy: round 2"),
+        ({"fails": EngineRunError("layer 3: NaN"), "fails_at": 6}, "run failed: engine-numpy: round 2"),
         ({"settings": SETTINGS.model_copy(update={"n_threads": 1})}, "flags differ: n_threads is 1 here, 2 in"),
         ({"settings": SETTINGS.model_copy(update={"n_ctx": 512})}, "flags differ: n_ctx is 512 here, 256 in"),
         ({"settings": SETTINGS.model_copy(update={"type_v": None})}, "flags differ: type_v is None here, f16 in"),
@@ -101,7 +101,7 @@ def test_one_changed_token_in_one_round_is_found(short: ScenarioFile) -> None:
     class Flips(FakeSubject):
         def run(self, prefill: Any, n_predict: int) -> dict[str, Any]:
             answer = super().run(prefill, n_predict)
-            if self._n_runs == 6:
+            if self._n_runs == 8:
                 answer["generated_token_ids_le64_sha256"] = "00" * 32
             return answer
 
@@ -115,13 +115,13 @@ def test_one_changed_token_in_one_round_is_found(short: ScenarioFile) -> None:
 
 def test_a_baseline_that_dies_leaves_a_record_that_says_so(short: ScenarioFile) -> None:
     ours, theirs = pair(short)
-    theirs.fails, theirs.fails_at = ProcessError("ended by SIGILL: /home/someone/x"), 5
+    theirs.fails, theirs.fails_at = ProcessError("ended by SIGILL: /home/someone/x"), 6
     record = bench_of(short, [ours, theirs])
     row = decode_row(record)
-    assert row.reason == "correctness failed: llama.cpp-b8763-cpu: round 2, token_major: ended by SIGILL: x"
+    assert row.reason == "run failed: llama.cpp-b8763-cpu: round 2, layer_major: ended by SIGILL: x"
     theirs = replace(theirs, refuses="no such program", fails=None)
     record = bench_of(short, [pair(short)[0], theirs])
-    assert decode_row(record).reason.startswith("correctness failed: llama.cpp-b8763-cpu: its reference run")
+    assert decode_row(record).reason == "run failed: llama.cpp-b8763-cpu: round 0, layer_major: no such program"
     assert {run.error for run in record.subjects[1].runs} == {"no such program"}
 
 
