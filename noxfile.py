@@ -85,6 +85,13 @@ def bench_selftest(session: nox.Session) -> None:
     judge(session, "bench-selftest")
 
 
+@nox.session(name="bench-ops")
+def bench_ops(session: nox.Session) -> None:
+    """Time each op of the NumPy backend with pytest-benchmark, into the same records."""
+    install(session, "dev")
+    judge(session, "bench-ops")
+
+
 @nox.session
 def verify(session: nox.Session) -> None:
     """Check published rows from nothing but themselves: `-- ROW` for single ones."""

@@ -13,19 +13,22 @@ from baselines.llama_cpp.build import BuildOptions
 from baselines.llama_cpp.progress import show_progress
 from conformance import golden as goldens
 from conformance.bench import commands as bench_commands
-from conformance.bench.records import bench_schema
+from conformance.bench.ops import OpsRecord
+from conformance.bench.records import BenchRecord
 from conformance.command_line import Backends, CacheDir, Names, environment_errors, fail, known_backends
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
 from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
-from conformance.records import DEFAULT_FOLDER, json_schema, read_records, remove_records
+from conformance.records import DEFAULT_FOLDER, Record, read_records, remove_records
 from conformance.report import render
 from conformance.runner import Runner, engine_name
 from conformance.scenario import all_scenarios, find_scenario, select_scenarios
 
 _EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured, 3 this environment cannot run it."
+
+_SCHEMAS = {"record": Record, "bench": BenchRecord, "ops": OpsRecord}
 
 app = typer.Typer(
     add_completion=False,
@@ -151,12 +154,16 @@ def golden(
 
 @app.command()
 def schema(
-    bench: Annotated[bool, typer.Option("--bench", help="Of a bench record, instead of a conformance record.")] = False,
+    kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(_SCHEMAS)}.")] = "record",
 ) -> None:
-    """Print the JSON Schema of a record."""
-    typer.echo(json.dumps(bench_schema() if bench else json_schema(), indent=1, sort_keys=True))
+    """Print the JSON Schema of a kind of record."""
+    with environment_errors():
+        if kind not in _SCHEMAS:
+            raise ConformanceError(f"{kind!r} is no kind of record, expected one of: {', '.join(_SCHEMAS)}")
+    typer.echo(json.dumps(_SCHEMAS[kind].model_json_schema(), indent=1, sort_keys=True))
 
 
 app.command(epilog=bench_commands.BENCH_EXIT_CODES)(bench_commands.bench)
 app.command("bench-selftest", epilog=bench_commands.SELFTEST_EXIT_CODES)(bench_commands.bench_selftest)
+app.command("bench-ops")(bench_commands.bench_ops)
 app.command(epilog=bench_commands.VERIFY_EXIT_CODES)(bench_commands.verify)

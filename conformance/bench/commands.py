@@ -14,6 +14,7 @@ from baselines.llama_cpp.build import WORKER, BuildOptions
 from baselines.llama_cpp.progress import Progress, show_progress
 from conformance.bench.bench import Bench, BenchOptions, n_runs
 from conformance.bench.derive import tokens_verdict
+from conformance.bench.ops import render_ops, run_op_benchmarks, write_ops_record
 from conformance.bench.plan import BenchRequest, bench_files, make_subjects
 from conformance.bench.records import DEFAULT_BENCH_FOLDER, BenchRecord, write_bench_record
 from conformance.bench.report import render_bench
@@ -22,11 +23,11 @@ from conformance.bench.subjects import BASELINES, Subject, measure_read_ceiling
 from conformance.bench.telemetry import open_sensor
 from conformance.bench.verify import PUBLISHED_FOLDER, verify_paths
 from conformance.command_line import CacheDir, Names, environment_errors, known_backends
-from conformance.fixtures import ensure_model
+from conformance.fixtures import ensure_model, identify
 from conformance.gate import Outcome
 from conformance.llama_builds import LlamaBuilds
 from conformance.runner import why_unavailable
-from conformance.scenario import ScenarioFile
+from conformance.scenario import ScenarioFile, find_scenario
 
 BENCH_EXIT_CODES = (
     "Exit code: 0 measured, whoever is faster; 1 wrong tokens; 2 something could not be measured or compared; "
@@ -35,6 +36,7 @@ BENCH_EXIT_CODES = (
 SELFTEST_EXIT_CODES = "Exit code: 0 every verdict is right, 1 one is not, 3 this environment cannot run it."
 VERIFY_EXIT_CODES = "Exit code: 0 every row holds, 1 one does not, 2 there is no row, 3 it cannot be read."
 _INTERRUPTED = 130
+OPS_SCENARIO = "tiny-c512"
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,20 @@ def bench_selftest(
         typer.echo(result.line())
     typer.echo(_selftest_summary(results))
     raise typer.Exit(Outcome.MATCH if all(result.is_right for result in results) else Outcome.MISMATCH)
+
+
+def bench_ops(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = DEFAULT_BENCH_FOLDER,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Time each op of the NumPy backend as it is in a decode step of the tiny model, by pytest-benchmark."""
+    with environment_errors(), show_progress() as progress:
+        file = find_scenario(OPS_SCENARIO)
+        model = ensure_model(file, cache_dir, progress)
+        progress.step("op benchmarks")
+        record = run_op_benchmarks(model, identify(model, file.scenario.model))
+        write_ops_record(record, out)
+    typer.echo(render_ops(record))
 
 
 def verify(

@@ -32,6 +32,7 @@ _N_DIGEST = 16
 Metric: TypeAlias = Literal["decode", "prefill_layer_major", "prefill_token_major", "first_token", "end_to_end"]
 Residency: TypeAlias = Literal["together", "alternating"]
 TokensVerdict: TypeAlias = Literal["right", "wrong", "failed", "none"]
+Seconds = Annotated[float, Field(ge=0)]
 _Time = Annotated[int, Field(ge=0)]
 
 
@@ -234,13 +235,31 @@ def bench_path(folder: Path, record: BenchRecord) -> Path:
 
 def write_bench_record(record: BenchRecord, folder: Path) -> Path:
     """Seal and write `record` and the file of its machine; return the record's path. Raises RecordError."""
-    values = record.model_dump(mode="json")
-    values["digests"] = digests_of(values)
     path = bench_path(folder, record)
-    machine = path.parents[1] / MACHINE_FILE
-    write_whole(machine, record.machine.model_dump(mode="json"), record.run_id)
-    write_whole(path, values, record.run_id)
+    return write_sealed(record.model_dump(mode="json"), record.machine, folder, path.parent.name, path.stem)
+
+
+def write_sealed(values: dict[str, Any], machine: Machine, folder: Path, group: str, name: str) -> Path:
+    """Write MACHINE/group/name.json below `folder`, with digests, and the machine's own file; raises RecordError."""
+    values = values | {"digests": digests_of(values)}
+    machine_folder = folder / machine_slug(machine)
+    write_whole(machine_folder / MACHINE_FILE, machine.model_dump(mode="json"), values["run_id"])
+    path = machine_folder / group / f"{name}.json"
+    write_whole(path, values, values["run_id"])
     return path
+
+
+def broken_seals(data: dict[str, Any]) -> Iterator[str]:
+    """Yield every object of a record whose values are not those that were sealed."""
+    given, found = data.get("digests"), digests_of(data)
+    if not isinstance(given, dict):
+        yield "record.digests: missing"
+        return
+    for place in sorted(given.keys() | found.keys()):
+        if place not in found:
+            yield f"{place}: is sealed but not in the row"
+        elif given.get(place) != found[place]:
+            yield f"{place}: one of its values ({', '.join(_own_keys(data, place))}) or its seal was changed"
 
 
 def read_bench_record(path: Path) -> BenchRecord:
@@ -268,11 +287,6 @@ def load_json(path: Path) -> Any:
         raise RecordError(f"{path}: not a record: {error}") from None
 
 
-def bench_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a bench record."""
-    return BenchRecord.model_json_schema()
-
-
 def _objects(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every object below `value` with its path, and its own values without the objects in it."""
     if isinstance(value, dict):
@@ -286,6 +300,13 @@ def _objects(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _holds_objects(value: Any) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def _own_keys(data: Any, place: str) -> list[str]:
+    """Return the keys of the values that the digest of `place` covers."""
+    for part in place.replace("[", ".[").split(".")[1:]:
+        data = data[int(part[1:-1])] if part.startswith("[") else data[part]
+    return sorted(key for key, value in data.items() if not _holds_objects(value))
 
 
 def _digest(value: Any) -> str:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from conformance.bench.derive import derive
+from conformance.bench.ops import verify_ops
 from conformance.bench.records import (
     MACHINE_FILE,
     BenchRecord,
-    digests_of,
+    broken_seals,
     load_json,
     machine_slug,
     parse_bench_record,
@@ -69,6 +70,8 @@ def verify_row(path: Path, scenarios: dict[str, Scenario]) -> Iterator[str]:
         data = load_json(path)
         if isinstance(data, dict) and data.get("kind") == "bench":
             yield from verify_bench(path, data, scenarios)
+        elif isinstance(data, dict) and data.get("kind") == "ops":
+            yield from verify_ops(data)
         else:
             yield from verify_record(read_record(path), scenarios)
     except RecordError as error:
@@ -77,7 +80,7 @@ def verify_row(path: Path, scenarios: dict[str, Scenario]) -> Iterator[str]:
 
 def verify_bench(path: Path, data: dict[str, Any], scenarios: dict[str, Scenario]) -> Iterator[str]:
     """Yield what is wrong with a bench record; raises RecordError when it does not follow the schema."""
-    yield from _broken_seals(data)
+    yield from broken_seals(data)
     record = parse_bench_record(path, data)
     yield from _place(path, record)
     yield from _bench_tokens(record)
@@ -112,26 +115,6 @@ def _rows(path: Path) -> list[Path]:
         raise RecordError(f"{path}: no such file or folder")
     found = sorted(path.rglob("*.json"))
     return [p for p in found if p.name != MACHINE_FILE and p.relative_to(path).parts[0] not in (*_NO_ROWS, "local")]
-
-
-def _broken_seals(data: dict[str, Any]) -> Iterator[str]:
-    """Yield every object whose values are not those that were sealed."""
-    given, found = data.get("digests"), digests_of(data)
-    if not isinstance(given, dict):
-        yield "record.digests: missing"
-        return
-    for place in sorted(given.keys() | found.keys()):
-        if place not in found:
-            yield f"{place}: is sealed but not in the row"
-        elif given.get(place) != found[place]:
-            yield f"{place}: one of its values ({', '.join(_own_keys(data, place))}) or its seal was changed"
-
-
-def _own_keys(data: Any, place: str) -> list[str]:
-    """Return the keys of the values that the digest of `place` covers."""
-    for part in place.replace("[", ".[").split(".")[1:]:
-        data = data[int(part[1:-1])] if part.startswith("[") else data[part]
-    return sorted(key for key, value in data.items() if not isinstance(value, dict))
 
 
 def _place(path: Path, record: BenchRecord) -> Iterator[str]:
