@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel
 
 from baselines.llama_cpp import pin
 from baselines.llama_cpp.build import BuildOptions
@@ -28,7 +29,7 @@ from conformance.scenario import all_scenarios, find_scenario, select_scenarios
 
 _EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured, 3 this environment cannot run it."
 
-_SCHEMAS = {"record": Record, "bench": BenchRecord, "ops": OpsRecord}
+_SCHEMAS: dict[str, type[BaseModel]] = {"record": Record, "bench": BenchRecord, "ops": OpsRecord}
 
 app = typer.Typer(
     add_completion=False,

@@ -254,8 +254,14 @@ def n_runs(subjects: Sequence[Subject], options: BenchOptions) -> int:
 
 
 def turn(subjects: Sequence[Any], number: int) -> list[Any]:
-    """Return the order of round `number`, from 1: A B, B A, A B, ... so that drift favours nobody."""
-    return list(subjects) if number % 2 else list(reversed(subjects))
+    """Return the order of round `number`, from 1: A B, B A, A B, ... so that drift favours nobody.
+
+    With more than two, each pair of rounds starts with the next one: a program in the middle of A B C, C B A never runs
+    twice in a row, and on a busy machine the scheduler favours it for that (by 4 to 5 % in the self-test).
+    """
+    shift = (number - 1) // 2 % len(subjects) if len(subjects) > 2 else 0
+    order = [*subjects[shift:], *subjects[:shift]]
+    return order if number % 2 else order[::-1]
 
 
 def choose_residency(backend: str, model_n_bytes: int, n_subjects: int, sensor: Sensor | None) -> tuple[Residency, str]:

@@ -116,7 +116,7 @@ def bench(
 
 def bench_selftest(
     trials: Annotated[int, typer.Option(min=1, help="Trials of each kind.")] = 20,
-    rounds: Annotated[int, typer.Option(min=20, help="Rounds of a trial at most.")] = 400,
+    rounds: Annotated[int, typer.Option(min=24, help="Rounds of a trial at most.")] = 480,
     cache_dir: CacheDir = None,
 ) -> None:
     """Compare the engine with itself, and with itself slowed by a tenth: are the verdicts right?"""

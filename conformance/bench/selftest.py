@@ -17,7 +17,8 @@ from conformance.scenario import find_scenario
 _SCENARIO = "tiny-c512"
 _N_PROMPT, _N_DECODE = 1, 4
 """Short runs: the speed of a shared machine changes within seconds, and both sides of a round must see the same."""
-_ROUNDS_PER_LOOK = 20
+_ROUNDS_PER_LOOK = 24
+"""A multiple of 6, after which all three have stood in every place after every other."""
 SLOWED_BY = 0.1
 _REFERENCE = "as it is"
 _SLOWED = {_REFERENCE: 0.0, "the same": 0.0, "slowed": SLOWED_BY}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +34,18 @@ def test_rounds_go_forwards_and_backwards(short: ScenarioFile) -> None:
         "llama.cpp-b8763-cpu",
         "engine-numpy",
     ]
-    assert [turn("AB", number) for number in (1, 2, 3)] == [["A", "B"], ["B", "A"], ["A", "B"]]
     orders = [run.order for subject in record.subjects for run in subject.runs]
     assert sorted(orders) == list(range(n_runs(subjects, OPTIONS))) == list(range(26))
+
+
+def test_with_three_everyone_stands_everywhere_and_follows_everyone() -> None:
+    assert ["".join(turn("AB", number)) for number in range(1, 5)] == ["AB", "BA", "AB", "BA"]
+    rounds = ["".join(turn("ABC", number)) for number in range(1, 7)]
+    assert rounds == ["ABC", "CBA", "BCA", "ACB", "CAB", "BAC"]
+    within = [a + b for order in rounds for a, b in itertools.pairwise(order)]
+    assert {pair: within.count(pair) for pair in within} == dict.fromkeys(["AB", "AC", "BA", "BC", "CA", "CB"], 2)
+    across = [a[-1] + b[0] for a, b in itertools.pairwise([*rounds, rounds[0]])]
+    assert [across.count(pair) for pair in ("AA", "BB", "CC")] == [1, 1, 1]
 
 
 def test_figures_and_verdicts_follow_from_the_samples(short: ScenarioFile) -> None:
