@@ -57,7 +57,7 @@ def tokens_verdict(record: BenchRecord, subject: SubjectRecord) -> tuple[TokensV
     if record.expected is None:
         return "wrong", "there are no right tokens to compare with"
     if token_ids_le64_sha256(subject.token_ids) != record.expected.generated_token_ids_le64_sha256:
-        return "wrong", f"its reference run does not have the tokens of {record.expected.source}"
+        return "wrong", f"its first run has other tokens than {record.expected.source}{_where(record, subject)}"
     logits = record.expected.final_logits_le32_sha256 if subject.role == "engine" else None
     for run in subject.runs:
         if run.generated_token_ids_le64_sha256 != token_ids_le64_sha256(subject.token_ids[: run.n_generated]):
@@ -65,6 +65,16 @@ def tokens_verdict(record: BenchRecord, subject: SubjectRecord) -> tuple[TokensV
         if logits is not None and run.final_logits_le32_sha256 != logits:
             return "wrong", f"round {run.round}, {run.prefill}: other logits after the prompt than expected"
     return "right", "every run has the right tokens"
+
+
+def _where(record: BenchRecord, subject: SubjectRecord) -> str:
+    """Say where the ids of `subject` part from right ones, if another subject has them."""
+    assert record.expected is not None
+    for other in record.subjects:
+        if token_ids_le64_sha256(other.token_ids) == record.expected.generated_token_ids_le64_sha256:
+            pairs = zip(subject.token_ids, other.token_ids, strict=False)
+            return f", from position {next((i for i, (a, b) in enumerate(pairs) if a != b), len(subject.token_ids))} on"
+    return ""
 
 
 def parity(record: BenchRecord, engine: SubjectRecord, baseline: SubjectRecord) -> list[ParityRow]:

@@ -101,10 +101,12 @@ def _cold_rows(record: BenchRecord) -> Iterator[tuple[str, ...]]:
 def _notes(record: BenchRecord) -> Iterator[str]:
     """Say why a verdict is INVALID or UNDECIDED, what was not measured, and how the programs were loaded."""
     lines = [f"{record.scenario}: programs loaded {record.plan.residency}: {record.plan.because}"]
+    whys: dict[tuple[str, str, str], list[str]] = {}
     for row in record.comparisons:
         if row.verdict in ("INVALID", "UNDECIDED"):
-            what = f"{_LABELS[row.metric]} against {row.baseline}"
-            lines.append(f"{record.scenario}, {what}: {row.verdict}: {row.reason}")
+            whys.setdefault((row.baseline, row.verdict, row.reason), []).append(_LABELS[row.metric])
+    for (baseline, verdict, reason), metrics in whys.items():
+        lines.append(f"{record.scenario}, {'; '.join(metrics)} against {baseline}: {verdict}: {reason}")
     lines += [f"{record.scenario}: {what} not measured: {why}" for what, why in record.not_measured.items()]
     lines += [f"{record.scenario}: {line}" for subject in record.subjects for line in _token_notes(record, subject)]
     yield "\n".join(textwrap.fill(line, width=_WIDTH, subsequent_indent="    ") for line in lines)

@@ -77,7 +77,10 @@ def test_a_record_names_no_folder_and_every_sample_is_in_it(short: ScenarioFile)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"token_ids": [1, 2, 3, 4]}, "correctness failed: engine-numpy: its reference run does not have the tokens"),
+        (
+            {"token_ids": [1, 2, 3, 4]},
+            "correctness failed: engine-numpy: its first run has other tokens than the scenario, from position 0 on",
+        ),
         ({"logits_sha256": "cd" * 32}, "correctness failed: engine-numpy: round 0, layer_major: other logits"),
         ({"fails": EngineRunError("layer 3: NaN"), "fails_at": 6}, "run failed: engine-numpy: round 2"),
         ({"settings": SETTINGS.model_copy(update={"n_threads": 1})}, "flags differ: n_threads is 1 here, 2 in"),
@@ -97,7 +100,7 @@ def test_no_speed_is_printed_for_wrong_tokens(short: ScenarioFile) -> None:
     assert not [figure for figure in wrong.figures if figure.subject == "engine-numpy"]
     lines = [line for line in render_bench([wrong]).splitlines() if line.startswith("short       engine-numpy")]
     assert "no speed: see below" in lines[0]
-    assert "engine-numpy: no speed is given: its reference run" in render_bench([wrong])
+    assert "engine-numpy: no speed is given: its first run" in render_bench([wrong])
     assert "499.99 " not in render_bench([wrong])
     assert "no speed" not in render_bench([right])
 
