@@ -28,7 +28,7 @@ from conformance.bench.records import (
 from conformance.bench.subjects import Cold, EngineRunError, Subject
 from conformance.bench.telemetry import Sensor, Watch
 from conformance.fixtures import identify
-from conformance.gpu import this_gpu
+from conformance.gpu import free_memory_n_bytes
 from conformance.machine import these_versions, this_machine, without_paths
 from conformance.scenario import FinalLogitsHash, GeneratedTokenIdsHash, Scenario, ScenarioFile
 from engine.generate import PrefillMode, token_ids_le64_sha256
@@ -95,7 +95,7 @@ class Bench:
         self._not_measured, self._ceiling = not_measured, read_ceiling_gb_per_s
         self._measured = [_Measured(subject) for subject in subjects]
         self._order = 0
-        self._residency, self._because = choose_residency(backend, model.stat().st_size, len(subjects), sensor)
+        self._residency, self._because = choose_residency(backend, model.stat().st_size, len(subjects))
 
     def run(self) -> BenchRecord:
         """Measure everything; raises BaselineError if our engine cannot be started at all.
@@ -264,20 +264,15 @@ def turn(subjects: Sequence[Any], number: int) -> list[Any]:
     return order if number % 2 else order[::-1]
 
 
-def choose_residency(backend: str, model_n_bytes: int, n_subjects: int, sensor: Sensor | None) -> tuple[Residency, str]:
+def choose_residency(backend: str, model_n_bytes: int, n_subjects: int) -> tuple[Residency, str]:
     """Say whether all programs can be loaded at the same time, from what is free now, and which figures decided it."""
-    per_program = int(model_n_bytes * _MODEL_ROOM) + _PROGRAM_N_BYTES
-    needed = per_program * n_subjects
-    if backend == "cuda":
-        gpu = this_gpu()
-        if sensor is None or gpu is None or gpu.memory_n_bytes is None:
-            return "alternating", "the free memory of the GPU was not measured"
-        free, where = gpu.memory_n_bytes - sensor.sample().used_n_bytes, "device memory"
-    else:
-        free, where = int(psutil.virtual_memory().available), "memory"
-    fits = needed <= free
+    needed = (int(model_n_bytes * _MODEL_ROOM) + _PROGRAM_N_BYTES) * n_subjects
+    where = "device memory" if backend == "cuda" else "memory"
+    free = free_memory_n_bytes() if backend == "cuda" else int(psutil.virtual_memory().available)
+    if free is None:
+        return "alternating", "the GPU does not say how much of its memory is free"
     because = f"{n_subjects} programs need about {needed:,} bytes, {free:,} bytes of {where} are free"
-    return ("together" if fits else "alternating"), because
+    return ("together" if needed <= free else "alternating"), because
 
 
 def expected_of(scenario: Scenario, measured: Sequence[_Measured]) -> Expected | None:

@@ -15,7 +15,6 @@ from conformance.bench.records import BenchComparison, BenchRecord
 from conformance.bench.report import render_bench, render_claims
 from conformance.bench.subjects import EngineRunError
 from conformance.bench.telemetry import Sample, Watch, summarise
-from conformance.gpu import Gpu
 from conformance.scenario import ScenarioFile
 from conformance.tests.bench_fakes import OPTIONS, SETTINGS, FakeSensor, FakeSubject, bench_of, pair
 
@@ -158,17 +157,18 @@ def test_programs_take_turns_where_memory_is_short(short: ScenarioFile, monkeypa
     assert decode_row(record).verdict == "SLOWER"
 
 
-def test_residency_is_chosen_by_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "this_gpu", lambda: Gpu(name="GPU", memory_n_bytes=16 << 30, driver="1"))
-    used = FakeSensor((Sample(1, 1, 1, 1, 0, 1 << 30),))
-    assert choose_residency("cuda", 16_000_000_000, 2, used)[0] == "alternating"
-    monkeypatch.setattr(bench_module, "this_gpu", lambda: Gpu(name="GPU", memory_n_bytes=139 << 30, driver="1"))
-    assert choose_residency("cuda", 16_000_000_000, 4, used) == (
-        "together",
-        "4 programs need about 77,894,967,296 bytes, 148,176,371,712 bytes of device memory are free",
-    )
-    assert choose_residency("cuda", 16_000_000_000, 2, None)[0] == "alternating"
-    assert choose_residency("numpy", 1000, 2, None)[0] == "together"
+@pytest.mark.parametrize(
+    ("free_gib", "n_programs", "chosen"), [(15, 2, "alternating"), (138, 4, "together"), (None, 2, "alternating")]
+)
+def test_residency_is_chosen_by_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int | None, n_programs: int, chosen: str
+) -> None:
+    free = None if free_gib is None else free_gib << 30
+    monkeypatch.setattr(bench_module, "free_memory_n_bytes", lambda: free)
+    found, because = choose_residency("cuda", 16_000_000_000, n_programs)
+    assert found == chosen
+    assert ("does not say" if free is None else f"{free:,} bytes of device memory are free") in because
+    assert choose_residency("numpy", 1000, 2)[0] == "together"
 
 
 @pytest.mark.parametrize(
