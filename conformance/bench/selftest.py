@@ -50,7 +50,7 @@ def run_selftest(n_trials: int, max_rounds: int, cache: Path | None, progress: P
     """Run n_trials of each kind with the order and the statistics of a bench; raises BaselineError, FixtureError.
 
     A trial goes on, as a user would with -r, until the slowed engine is decided on, for max_rounds at most; the engine
-    itself is judged by the same rounds.
+    itself is judged by the same rounds. The three processes stay up for all trials.
     """
     file = find_scenario(_SCENARIO)
     whole = subject_request(file.scenario, ensure_model(file, cache, progress), "numpy")
