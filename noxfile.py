@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -68,6 +69,34 @@ def gate(session: nox.Session) -> None:
     """Judge the records of the last run: 0 match, 1 mismatch, 2 not measured, 3 cannot be judged."""
     install(session)
     judge(session, "gate")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Time the engine and llama.cpp in alternation, on the GPU if there is one: `-- --quick`, `-- --model FILE`."""
+    install(session, "build", *([CUDA_EXTRA] if shutil.which("nvidia-smi") else []))
+    judge(session, "bench")
+
+
+@nox.session(name="bench-selftest")
+def bench_selftest(session: nox.Session) -> None:
+    """Compare the engine with itself, and with itself slowed by a tenth: does the bench say so? About eight minutes."""
+    install(session)
+    judge(session, "bench-selftest")
+
+
+@nox.session(name="bench-ops")
+def bench_ops(session: nox.Session) -> None:
+    """Time each op of the NumPy backend with pytest-benchmark, into the same records."""
+    install(session, "dev")
+    judge(session, "bench-ops")
+
+
+@nox.session
+def verify(session: nox.Session) -> None:
+    """Check published rows from nothing but themselves: `-- ROW` for single ones."""
+    install(session)
+    judge(session, "verify")
 
 
 @nox.session

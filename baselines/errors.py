@@ -21,3 +21,7 @@ class WrongBuildError(BaselineError):
 
 class BaselineRequestError(BaselineError):
     """A run cannot be started as asked (missing model, empty prompt, context too small)."""
+
+
+class ProcessError(BaselineError):
+    """A program that was to stay up ended, or gave no answer in time."""

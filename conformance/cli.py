@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel
 
-from baselines.errors import BaselineError
 from baselines.llama_cpp import pin
 from baselines.llama_cpp.build import BuildOptions
 from baselines.llama_cpp.progress import show_progress
-from baselines.llama_cpp.source import CACHE_VARIABLE
 from conformance import golden as goldens
+from conformance.bench import commands as bench_commands
+from conformance.bench.ops import OpsRecord
+from conformance.bench.records import BenchRecord
+from conformance.command_line import Backends, CacheDir, Names, environment_errors, fail, known_backends
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
 from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
-from conformance.records import DEFAULT_FOLDER, json_schema, read_records, remove_records
+from conformance.records import DEFAULT_FOLDER, Record, read_records, remove_records
 from conformance.report import render
 from conformance.runner import Runner, engine_name
 from conformance.scenario import all_scenarios, find_scenario, select_scenarios
-from engine.errors import EngineError
-from engine.generate import BACKENDS
 
 _EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured, 3 this environment cannot run it."
+
+_SCHEMAS: dict[str, type[BaseModel]] = {"record": Record, "bench": BenchRecord, "ops": OpsRecord}
 
 app = typer.Typer(
     add_completion=False,
@@ -38,24 +38,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich would take "[default: ...]" for markup
     help="Check an engine for Qwen3.5-class hybrid models against llama.cpp, token by token and bit by bit.",
 )
-
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="SCENARIO",
-        help="Names or YAML files of scenarios [default: those that `list` says].",
-    ),
-]
-Backends = Annotated[
-    list[str] | None, typer.Option("--backend", help="Backend of the engine; repeat for more [default: numpy].")
-]
-CacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help=f"Folder for llama.cpp and models [default: ${CACHE_VARIABLE}, else the user's cache folder].",
-    ),
-]
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -81,8 +63,8 @@ def run(
     cache_dir: CacheDir = None,
 ) -> None:
     """Run scenarios and the negative controls, write one record per scenario and engine, print the table."""
-    with _environment_errors():
-        backends = _known_backends(backend)
+    with environment_errors():
+        backends = known_backends(backend)
         files = select_scenarios(scenarios or [])
         remove_records(out, [file.scenario.name for file in files])
         if llama_cpp and cuda_arch:
@@ -106,9 +88,9 @@ def gate(
     backend: Backends = None,
 ) -> None:
     """Read records and judge them; no record at all is "not measured"."""
-    with _environment_errors():
+    with environment_errors():
         files = select_scenarios(scenario or [])
-        backends = _known_backends(backend)
+        backends = known_backends(backend)
         records = read_records(folder)
     judgement = judge(records, files, backends)
     typer.echo(render(records, files, judgement))
@@ -118,7 +100,7 @@ def gate(
 @app.command("list")
 def list_scenarios() -> None:
     """Print the scenarios of the suite, which of them run by default, and what they ask."""
-    with _environment_errors():
+    with environment_errors():
         for file in all_scenarios():
             when = "default" if file.scenario.default else "by name"
             typer.echo(f"{file.scenario.name:12}  {when}  {file.scenario.asks}")
@@ -137,7 +119,7 @@ def make_model_command(
             progress.step(f"making the {kind} model")
             made = make_model(kind, out, seed, sparse=sparse, progress=progress.update)
     except (OSError, ValueError) as error:
-        raise _fail(str(error), Outcome.CANNOT_RUN) from None
+        raise fail(str(error), Outcome.CANNOT_RUN) from None
     digest = "weights left out" if made.sha256 is None else f"sha256 {made.sha256}"
     typer.echo(f"{made.path}: {made.n_bytes:,} bytes, {made.n_tensors} tensors, {digest}")
 
@@ -152,10 +134,10 @@ def golden(
     They come from the NumPy backend, or from the scenario's own where it is not for that one. A fixture is made anew
     first, so that its SHA256 is one of these values.
     """
-    with _environment_errors():
+    with environment_errors():
         file = find_scenario(scenario)
         goldens.require_backend(file.scenario)
-    with _environment_errors(), show_progress() as progress, fresh_model(file, progress) as (model, sha256):
+    with environment_errors(), show_progress() as progress, fresh_model(file, progress) as (model, sha256):
         progress.step(f"{file.scenario.name}: {engine_name(goldens.golden_backend(file.scenario))}")
         n_done = iter(range(1, file.scenario.n_predict + 1))
         found = goldens.compute_golden(
@@ -172,28 +154,17 @@ def golden(
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of a record."""
-    typer.echo(json.dumps(json_schema(), indent=1, sort_keys=True))
+def schema(
+    kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(_SCHEMAS)}.")] = "record",
+) -> None:
+    """Print the JSON Schema of a kind of record."""
+    with environment_errors():
+        if kind not in _SCHEMAS:
+            raise ConformanceError(f"{kind!r} is no kind of record, expected one of: {', '.join(_SCHEMAS)}")
+    typer.echo(json.dumps(_SCHEMAS[kind].model_json_schema(), indent=1, sort_keys=True))
 
 
-def _known_backends(names: list[str] | None) -> list[str]:
-    """Return the backends asked for, numpy if none is; raises ConformanceError for one that does not exist."""
-    unknown = set(names or []) - set(BACKENDS)
-    if unknown:
-        raise ConformanceError(f"--backend is {min(unknown)!r}, expected one of: {', '.join(BACKENDS)}")
-    return names or [BACKENDS[0]]
-
-
-@contextmanager
-def _environment_errors() -> Iterator[None]:
-    """Turn what keeps a command from running at all into one line and exit code 3."""
-    try:
-        yield
-    except (ConformanceError, BaselineError, EngineError, OSError) as error:
-        raise _fail(str(error), Outcome.CANNOT_RUN) from None
-
-
-def _fail(message: str, outcome: Outcome) -> typer.Exit:
-    print(f"error: {message}", file=sys.stderr)
-    return typer.Exit(outcome)
+app.command(epilog=bench_commands.BENCH_EXIT_CODES)(bench_commands.bench)
+app.command("bench-selftest", epilog=bench_commands.SELFTEST_EXIT_CODES)(bench_commands.bench_selftest)
+app.command("bench-ops")(bench_commands.bench_ops)
+app.command(epilog=bench_commands.VERIFY_EXIT_CODES)(bench_commands.verify)

@@ -33,6 +33,12 @@ def this_gpu() -> Gpu | None:
     return Gpu(name=name, memory_n_bytes=_n_bytes(memory_mib), driver=driver)
 
 
+def free_memory_n_bytes() -> int | None:
+    """Return what the first GPU has free now; None where there is none, or it does not say."""
+    rows = _query("memory.free")
+    return _n_bytes(rows[0][0]) if rows else None
+
+
 class DeviceMemoryMeter:
     """Sample, while a `with` block runs, how much device memory is in use; everybody's use counts.
 

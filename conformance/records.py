@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,8 +89,17 @@ def write_record(record: Record, folder: Path) -> Path:
     Raises RecordError if the folder cannot be written.
     """
     path = record_path(folder, record.scenario, record.engine)
-    text = json.dumps(record.model_dump(mode="json"), sort_keys=True, indent=1, allow_nan=False)
-    partial = path.with_name(f"{path.name}.{record.run_id}.partial")
+    write_whole(path, record.model_dump(mode="json"), record.run_id)
+    return path
+
+
+def write_whole(path: Path, values: dict[str, Any], run_id: str) -> None:
+    """Write JSON under another name, then rename: the file is whole or absent, whoever else writes it.
+
+    Raises RecordError if the folder cannot be written.
+    """
+    text = json.dumps(values, sort_keys=True, indent=1, allow_nan=False)
+    partial = path.with_name(f"{path.name}.{run_id}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text + "\n")
@@ -97,8 +107,8 @@ def write_record(record: Record, folder: Path) -> Path:
     except OSError as error:
         raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
     finally:
-        partial.unlink(missing_ok=True)
-    return path
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def read_record(path: Path) -> Record:

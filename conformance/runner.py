@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from conformance.subject import (
     explain,
     run_subject,
 )
-from engine.cuda.device import open_device
+from engine.cuda.device import MODULE_LOADING, open_device
 from engine.errors import NoDeviceError
 from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
@@ -109,7 +110,7 @@ class Runner:
     def _run_scenario(self, file: ScenarioFile) -> list[Record]:
         wanted = file.scenario.backends_to_run(self.backends, self.controls)
         llama = self._open_baseline(file.scenario, wanted)
-        if isinstance(llama, str) and not any(_why_unavailable(backend) is None for backend in wanted):
+        if isinstance(llama, str) and not any(why_unavailable(backend) is None for backend in wanted):
             records = self._run_nothing(file, llama)  # and make no model
         else:
             records = self._run_engines(file, wanted, llama)
@@ -154,7 +155,7 @@ class Runner:
 
     def _unmeasured_engine(self, file: ScenarioFile, backend: str) -> Record:
         """Say why a backend was not measured; first of all, whether it could have been."""
-        why = _why_unavailable(backend) or f"not asked for: add --backend {backend}"
+        why = why_unavailable(backend) or f"not asked for: add --backend {backend}"
         return self._record(file, engine_name(backend), "engine", "not_measured", reason=why)
 
     def _run_baseline(self, file: ScenarioFile, llama: Baseline) -> BaselineRun:
@@ -266,37 +267,10 @@ class Runner:
         return self._oracle[1]
 
     def _worker_request(self, file: ScenarioFile) -> WorkerRequest:
-        scenario, flags = file.scenario, file.scenario.baseline
-        return WorkerRequest(
-            model=self._models[scenario.model.sha256],
-            prompt_ids=scenario.prompt_token_ids,
-            n_predict=scenario.n_predict,
-            n_ctx=scenario.n_ctx,
-            n_threads=flags.threads,
-            n_gpu_layers=flags.n_gpu_layers,
-            override_tensor=flags.override_tensor,
-            split_mode=flags.split_mode,
-            flash_attn=flags.flash_attn,
-            type_k=scenario.type_k,
-            type_v=scenario.type_v,
-            n_batch=flags.batch_size,
-            n_ubatch=flags.ubatch_size,
-            repack=flags.repack,
-            deadline_s=scenario.deadline_s,
-        )
+        return worker_request(file.scenario, self._models[file.scenario.model.sha256])
 
     def _subject_request(self, file: ScenarioFile, backend: str) -> SubjectRequest:
-        scenario = file.scenario
-        return SubjectRequest(
-            model=self._models[scenario.model.sha256],
-            backend=backend,
-            prompt_ids=scenario.prompt_token_ids,
-            n_predict=scenario.n_predict,
-            n_ctx=scenario.n_ctx,
-            n_threads=scenario.n_threads,
-            prefill=scenario.prefill,
-            vram_budget_n_bytes=scenario.vram_budget_n_bytes if backend == "cuda" else None,
-        )
+        return subject_request(file.scenario, self._models[file.scenario.model.sha256], backend)
 
     def _record(
         self,
@@ -330,6 +304,42 @@ class Runner:
             "model": identify(model, file.scenario.model) if model else None,
         }
         return Record(**values)
+
+
+def worker_request(scenario: Scenario, model: Path) -> WorkerRequest:
+    """Return what a scenario asks of llama.cpp, with the prompt in one batch."""
+    flags = scenario.baseline
+    return WorkerRequest(
+        model=model,
+        prompt_ids=scenario.prompt_token_ids,
+        n_predict=scenario.n_predict,
+        n_ctx=scenario.n_ctx,
+        n_threads=flags.threads,
+        n_gpu_layers=flags.n_gpu_layers,
+        override_tensor=flags.override_tensor,
+        split_mode=flags.split_mode,
+        flash_attn=flags.flash_attn,
+        type_k=scenario.type_k,
+        type_v=scenario.type_v,
+        n_batch=flags.batch_size,
+        n_ubatch=flags.ubatch_size,
+        repack=flags.repack,
+        deadline_s=scenario.deadline_s,
+    )
+
+
+def subject_request(scenario: Scenario, model: Path, backend: str) -> SubjectRequest:
+    """Return what a scenario asks of our engine on a backend."""
+    return SubjectRequest(
+        model=model,
+        backend=backend,
+        prompt_ids=scenario.prompt_token_ids,
+        n_predict=scenario.n_predict,
+        n_ctx=scenario.n_ctx,
+        n_threads=scenario.n_threads,
+        prefill=scenario.prefill,
+        vram_budget_n_bytes=scenario.vram_budget_n_bytes if backend == "cuda" else None,
+    )
 
 
 def _engine_findings(found: Measurement, comparison: Comparison | None) -> dict[str, Any]:
@@ -386,13 +396,17 @@ def _output(token_ids: list[int], logits: F32) -> Output:
     )
 
 
-def _why_unavailable(backend: str) -> str | None:
+def why_unavailable(backend: str) -> str | None:
     """Say why this machine cannot run a backend, None if it can."""
     if backend == "cuda":
+        set_before = os.environ.get(MODULE_LOADING)
         try:
             open_device()
         except NoDeviceError as error:
             return str(error)
+        finally:  # how our kernels are loaded is no setting for llama.cpp, which inherits this environment
+            if set_before is None:
+                os.environ.pop(MODULE_LOADING, None)
     return None
 
 

@@ -103,7 +103,7 @@ def run_subject(request: SubjectRequest, deadline_s: float, report: ReportProgre
         (folder / "request.json").write_text(json.dumps({**asdict(request), "model": str(request.model.absolute())}))
         argv: list[str | Path] = [sys.executable, "-m", "conformance.subject", folder / "request.json", folder]
         process = run_process(
-            argv, deadline_s=deadline_s, env=_environment(), on_line=watch, on_tick=lambda: report(*done)
+            argv, deadline_s=deadline_s, env=package_environment(), on_line=watch, on_tick=lambda: report(*done)
         )
         measurement = _read(folder) if process.status == "ok" else None
     return _result(process, measurement, deadline_s)
@@ -129,7 +129,7 @@ def measure(engine: Engine, request: SubjectRequest, report: ReportProgress) -> 
         on_token=lambda token: report(next(n_tokens), total),
     )
     measurement = _measurement(engine, generation, final_logits, request)
-    return replace(measurement, prepare_time_ns=watch.prepare_time_ns, versions=_versions(request.backend))
+    return replace(measurement, prepare_time_ns=watch.prepare_time_ns, versions=backend_versions(request.backend))
 
 
 class _DecoderWatch(WrappedOps):
@@ -212,19 +212,24 @@ def _measurement(
         prefill_time_ns=generation.prefill_time_ns,
         decode_time_ns=generation.step_time_ns,
         peak_memory_n_bytes=_peak_memory_n_bytes(),
-        effective={
-            "backend": request.backend,
-            "n_ctx": engine.n_ctx,
-            "prefill": request.prefill[0],
-            "prefill_pack": N_PACK,
-            "type_k": "f16",
-            "type_v": "f16",
-            **engine.ops.describe(),
-        },
+        effective=effective_settings(engine, request),
     )
 
 
-def _versions(backend: str) -> dict[str, str]:
+def effective_settings(engine: Engine, request: SubjectRequest) -> dict[str, Any]:
+    """Return the settings in force, for the record."""
+    return {
+        "backend": request.backend,
+        "n_ctx": engine.n_ctx,
+        "prefill": request.prefill[0],
+        "prefill_pack": N_PACK,
+        "type_k": "f16",
+        "type_v": "f16",
+        **engine.ops.describe(),
+    }
+
+
+def backend_versions(backend: str) -> dict[str, str]:
     """Return the versions of the libraries that only `backend` uses, by their keys in a record."""
     if backend != "cuda":
         return {}
@@ -273,7 +278,7 @@ def _read(folder: Path) -> Measurement:
     return Measurement(**values, logits=np.load(folder / "logits.npy"), final_logits=final_logits)
 
 
-def _environment() -> dict[str, str]:
+def package_environment() -> dict[str, str]:
     """Return this process's environment, with this package importable from any working folder."""
     root = str(Path(__file__).parents[1])
     others = os.environ.get("PYTHONPATH")

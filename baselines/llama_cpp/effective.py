@@ -17,6 +17,7 @@ _SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "flash_attn": (r"(?:^llama_context: flash_attn +=\s*|Flash Attention was auto, set to )(\w+)$", str),
     "type_k": (r"^llama_kv_cache: size .*\bK \((\w+)\)", str),
     "type_v": (r"^llama_kv_cache: size .*\bV \((\w+)\)", str),
+    "n_threads": (r"^(?:system_info: |set_n_threads: )n_threads = (\d+)", int),
     "n_kv_cells": (r"^llama_kv_cache: size .*\(\s*(\d+) cells", int),
     "n_kv_layers": (r"^llama_kv_cache: size .*cells,\s*(\d+) layers", int),
     "layers_offloaded": (r"offloaded (\d+/\d+) layers to GPU$", str),

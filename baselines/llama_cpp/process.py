@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 import psutil
+
+from baselines.errors import ProcessError
 
 Status = Literal["ok", "crashed", "timeout", "out_of_memory"]
 
@@ -98,19 +102,10 @@ def run_process(
     Raises OSError if the program cannot be started.
     """
     run_id = uuid.uuid4().hex
-    child_env = {**(os.environ if env is None else env), RUN_ID_VARIABLE: run_id}
     log = log or CappedLog()
     n_kills_before = _oom_kill_count()
     start_ns = time.monotonic_ns()
-    process = subprocess.Popen(
-        [str(part) for part in argv],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=child_env,
-        cwd=cwd,
-        start_new_session=True,
-    )
+    process = _start(argv, run_id, env, cwd, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     reader = threading.Thread(target=_drain, args=(process.stdout, log, on_line), daemon=True)
     try:
@@ -125,6 +120,110 @@ def run_process(
     text = log.text()
     status = _status(process.returncode, in_time, text, _oom_kill_count() - n_kills_before)
     return ProcessResult(status, process.returncode, text, wall_time_ns)
+
+
+class LiveProcess:
+    """A program that stays up: one line in, one line out, under a deadline each; standard error is its log.
+
+    Used as a context manager: whatever happens inside, no process of it is left afterwards.
+    """
+
+    def __init__(
+        self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        self._run_id = uuid.uuid4().hex
+        self._log = CappedLog()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._process = _start(argv, self._run_id, env, cwd, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read_lines, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=_drain, args=(self._process.stderr, self._log, None), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the program."""
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the program has written to standard error so far, the middle cut out if it is long."""
+        return self._log.text()
+
+    def read(self, deadline_s: float) -> str:
+        """Return the next line of output; raises ProcessError if the program ended, or wrote none in time."""
+        try:
+            line = self._lines.get(timeout=deadline_s)
+        except queue.Empty:
+            raise ProcessError(f"no answer after {deadline_s:g} s") from None
+        if line is None:
+            self._lines.put(None)
+            raise ProcessError(self._how_it_ended())
+        return line
+
+    def ask(self, line: str, deadline_s: float) -> str:
+        """Write a line and return the next line of output; raises ProcessError."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise ProcessError(self._how_it_ended()) from None
+        return self.read(deadline_s)
+
+    def require_running(self) -> None:
+        """Raise ProcessError if the program has ended."""
+        if self._process.poll() is not None:
+            raise ProcessError(self._how_it_ended())
+
+    def close(self) -> None:
+        """End the program and everything it started."""
+        _kill_all(self._process, self._run_id)
+        for reader in self._readers:
+            reader.join(timeout=5)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what was not taken from the pipe cannot be flushed any more
+                    stream.close()
+
+    def __enter__(self) -> LiveProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _read_lines(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            self._lines.put(line.decode("utf-8", errors="replace").rstrip())
+        self._lines.put(None)
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        self._readers[1].join(timeout=1)
+        lines = [line for line in self.log.splitlines() if line.strip()]
+        code = self._process.returncode
+        how = f"ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+        return f"{how}: {lines[-1].strip()}" if lines else how
+
+
+def _start(
+    argv: Sequence[str | Path], run_id: str, env: Mapping[str, str] | None, cwd: Path | None, *, stdin: int, stderr: int
+) -> subprocess.Popen[bytes]:
+    """Start argv in a session of its own, marked by run_id."""
+    return subprocess.Popen(
+        [str(part) for part in argv],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**(os.environ if env is None else env), RUN_ID_VARIABLE: run_id},
+        cwd=cwd,
+        start_new_session=True,
+    )
 
 
 def _drain(stream: IO[bytes], log: CappedLog, on_line: Callable[[str], None] | None) -> None:

@@ -21,6 +21,9 @@ class Progress(Protocol):
     def step(self, text: str) -> None:
         """Begin a step, named by one line of text."""
 
+    def describe(self, text: str) -> None:
+        """Say what the step is at now."""
+
     def update(self, done: int, total: int) -> None:
         """Report that done of total parts are finished; called about twice a second, changed or not."""
 
@@ -37,6 +40,10 @@ class PlainProgress:
         self._text, self._started = text, self._clock()
         self._last = self._started
         self._write(text)
+
+    def describe(self, text: str) -> None:
+        """Let the next line begin with `text`."""
+        self._text = text
 
     def update(self, done: int, total: int) -> None:
         """Write how far the step is, unless a line was written less than 15 s ago."""
@@ -60,6 +67,11 @@ class BarProgress:
         """Fill the bar of the step before, and start one of unknown length."""
         self.finish()
         self._task, self._total = self._bar.add_task(text, total=None), 1
+
+    def describe(self, text: str) -> None:
+        """Change the text of the bar."""
+        if self._task is not None:
+            self._bar.update(self._task, description=text)
 
     def update(self, done: int, total: int) -> None:
         """Move the bar; a total of 0 leaves its length unknown."""

@@ -1,7 +1,8 @@
 // llama-worker: greedy decoding with llama.cpp, seen from outside through the public llama.h.
 // Prompt ids go in; the chosen ids, the raw f32 logits behind each choice and the time around every llama_decode come
 // out. No sampler chain, no chat template, no HTTP: nothing stands between the model and the numbers that are compared.
-// Flags are spelled as llama.cpp spells them. llama.cpp's own log goes to stderr, results go to files.
+// Flags are spelled as llama.cpp spells them. llama.cpp's own log goes to stderr, results go to files, or, where it stays
+// up for one generation after another (--serve), to stdout.
 #include "ggml-backend.h"
 #include "llama.h"
 
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <list>
 #include <map>
@@ -38,7 +40,7 @@ struct Args {
     std::string model, out, prompt_ids, force_ids, logits_out, tokenize, override_tensor;
     std::string flash_attn = "on", type_k = "f16", type_v = "f16", prefill = "batched", split_mode = "layer";
     int  n_ctx = 512, n_batch = 512, n_ubatch = 512, n_threads = 1, n_gpu_layers = 0, n_predict = 1;
-    bool warmup = false, repack = true, add_special = true, parse_special = true;
+    bool warmup = false, repack = true, add_special = true, parse_special = true, serve = false;
 };
 
 static int to_int(const std::string & flag, const std::string & text) {
@@ -59,6 +61,7 @@ static Args parse_args(int argc, char ** argv) {
         {"-c", &a.n_ctx}, {"-b", &a.n_batch}, {"-ub", &a.n_ubatch}, {"-t", &a.n_threads}, {"--threads", &a.n_threads},
         {"-ngl", &a.n_gpu_layers}, {"-n", &a.n_predict}};
     const std::map<std::string, std::pair<bool *, bool>> switches = {
+        {"--serve", {&a.serve, true}},
         {"--warmup", {&a.warmup, true}}, {"--no-warmup", {&a.warmup, false}},
         {"--repack", {&a.repack, true}}, {"--no-repack", {&a.repack, false}},
         {"--no-add-special", {&a.add_special, false}}, {"--no-parse-special", {&a.parse_special, false}}};
@@ -71,7 +74,7 @@ static Args parse_args(int argc, char ** argv) {
         if (auto s = strings.find(flag); s != strings.end()) *s->second = argv[i];
         else *ints.at(flag) = to_int(flag, argv[i]);
     }
-    if (a.model.empty() || a.out.empty()) throw std::invalid_argument("-m MODEL and --out FILE are required");
+    if (a.model.empty() || (a.out.empty() && !a.serve)) throw std::invalid_argument("-m MODEL and --out FILE are required");
     if (a.prefill != "batched" && a.prefill != "single") throw std::invalid_argument("--prefill is batched or single");
     if (a.tokenize.empty() && a.prompt_ids.empty()) throw std::invalid_argument("give --prompt-ids or --tokenize");
     return a;
@@ -235,11 +238,13 @@ static json generate(llama_context * context, const Args & a, int n_vocab) {
     std::ofstream rows;
     if (!a.logits_out.empty()) rows.open(a.logits_out, std::ios::binary);
     if (a.warmup) warm_up(context);
+    const int64_t start = now_ns();
     const int64_t prefill_ns = prefill(context, a, prompt);
     ids_t ids;
     std::vector<float> gaps;
     std::vector<int64_t> decode_ns;
     int n_non_finite = 0;
+    int64_t first_token_ns = 0;
     for (int i = 0;; ++i) {
         const float * logits = llama_get_logits_ith(context, -1);
         if (rows.is_open()) rows.write(reinterpret_cast<const char *>(logits), std::streamsize(n_vocab) * 4);
@@ -247,12 +252,33 @@ static json generate(llama_context * context, const Args & a, int n_vocab) {
         ids.push_back(c.id);
         gaps.push_back(c.gap);
         n_non_finite += c.n_non_finite;
+        if (i == 0) first_token_ns = now_ns() - start;
         if (i + 1 == a.n_predict) break;
         const llama_token next = forced.empty() ? c.id : forced[size_t(i)];
         decode_ns.push_back(decode(context, &next, 1, int(prompt.size()) + i, true));
     }
+    const int64_t wall_ns = now_ns() - start;
     if (rows.is_open() && !rows.flush()) throw std::runtime_error("cannot write " + a.logits_out);
-    return {{"token_ids", ids}, {"top2_gap", gaps}, {"n_non_finite", n_non_finite}, {"prefill_time_ns", prefill_ns}, {"decode_time_ns", decode_ns}};
+    return {{"token_ids", ids}, {"top2_gap", gaps}, {"n_non_finite", n_non_finite}, {"prefill_time_ns", prefill_ns},
+        {"first_token_time_ns", first_token_ns}, {"decode_time_ns", decode_ns}, {"wall_time_ns", wall_ns}};
+}
+
+// For measurements that alternate between engines: the loaded model stays, every line "PREFILL N_PREDICT" on standard
+// input is one generation from an empty state and is answered by one line of JSON. The first line out describes the
+// loaded model. Ends with standard input.
+static void serve(llama_context * context, Args a, int n_vocab, const json & loaded) {
+    printf("%s\n", loaded.dump(-1, ' ', true, json::error_handler_t::replace).c_str());
+    fflush(stdout);
+    if (a.warmup) warm_up(context);
+    a.warmup = false;
+    for (std::string line; std::getline(std::cin, line);) {
+        std::istringstream words(line);
+        if (!(words >> a.prefill >> a.n_predict) || (a.prefill != "batched" && a.prefill != "single"))
+            throw std::runtime_error("'" + line + "' is not PREFILL N_PREDICT");
+        llama_memory_clear(llama_get_memory(context), true);
+        printf("%s\n", generate(context, a, n_vocab).dump().c_str());
+        fflush(stdout);
+    }
 }
 
 // The texts come as "LENGTH\nBYTES" one after another, so that a text may hold any byte.
@@ -301,13 +327,18 @@ static json run(const Args & a) {
     context_ptr context = make_context(model.get(), a);
     const int64_t load_ns = now_ns() - start;
     const int n_vocab = llama_vocab_n_tokens(vocab);
-    json result = generate(context.get(), a, n_vocab);
     Dl_info library{};
     dladdr(reinterpret_cast<void *>(llama_backend_init), &library);
     const auto * c = context.get();
-    result.update({{"load_time_ns", load_ns}, {"n_vocab", n_vocab}, {"n_ctx", llama_n_ctx(c)}, {"n_batch", llama_n_batch(c)},
+    const json loaded = {{"load_time_ns", load_ns}, {"n_vocab", n_vocab}, {"n_ctx", llama_n_ctx(c)}, {"n_batch", llama_n_batch(c)},
         {"n_ubatch", llama_n_ubatch(c)}, {"n_threads", llama_n_threads(context.get())}, {"system_info", llama_print_system_info()},
-        {"libllama", library.dli_fname ? library.dli_fname : ""}, {"compiler", WORKER_COMPILER}});
+        {"libllama", library.dli_fname ? library.dli_fname : ""}, {"compiler", WORKER_COMPILER}};
+    if (a.serve) {
+        serve(context.get(), a, n_vocab, loaded);
+        return loaded;
+    }
+    json result = generate(context.get(), a, n_vocab);
+    result.update(loaded);
     return result;
 }
 
@@ -318,7 +349,8 @@ int main(int argc, char ** argv) {
     try {
         const Args args = parse_args(argc, argv);
         llama_backend_init();
-        write_json(args.out, run(args));
+        const json result = run(args);
+        if (!args.out.empty()) write_json(args.out, result);
         llama_backend_free();
         return EXIT_SUCCESS;
     } catch (const std::exception & e) {

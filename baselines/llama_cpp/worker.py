@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from baselines.errors import BaselineError, BaselineRequestError, WrongBuildError
 from baselines.llama_cpp.build import LlamaBuild
 from baselines.llama_cpp.effective import parse_effective
-from baselines.llama_cpp.process import ProcessResult, Status, run_process
+from baselines.llama_cpp.process import LiveProcess, ProcessResult, Status, run_process
 
 # variables that change what ggml does without appearing in any flag
 _ENVIRONMENT = re.compile(r"^(GGML_.*|LLAMA_.*|OMP_.*|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE)$")
@@ -56,9 +57,12 @@ class WorkerRequest:
 
     def flags(self) -> dict[str, str]:
         """Return every setting as the flag that is passed, none left to a default."""
+        return self.shared_flags() | {"-n": str(self.n_predict), "--prefill": self.prefill}
+
+    def shared_flags(self) -> dict[str, str]:
+        """Return the flags that llama.cpp's own programs have too."""
         flags = {
             "-c": str(self.n_ctx),
-            "-n": str(self.n_predict),
             "-b": str(self.n_batch),
             "-ub": str(self.n_ubatch),
             "--threads": str(self.n_threads),
@@ -67,7 +71,6 @@ class WorkerRequest:
             "-fa": self.flash_attn,
             "-ctk": self.type_k,
             "-ctv": self.type_v,
-            "--prefill": self.prefill,
         }
         if self.override_tensor:
             flags["-ot"] = self.override_tensor
@@ -110,10 +113,10 @@ def run_worker(build: LlamaBuild, request: WorkerRequest) -> WorkerResult:
 
     Raises BaselineRequestError for a request that cannot work, WrongBuildError if another libllama is loaded.
     """
-    _check(request)
+    check_request(request)
     with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
         folder = Path(name)
-        environment = _environment(build, hide_gpus=request.n_gpu_layers == 0)
+        environment = library_environment(build, hide_gpus=request.n_gpu_layers == 0)
         result = run_process(_argv(build, request, folder), deadline_s=request.deadline_s, env=environment)
         if result.status != "ok":
             return _result(build, request, result, {}, None)
@@ -123,6 +126,51 @@ def run_worker(build: LlamaBuild, request: WorkerRequest) -> WorkerResult:
             logits = np.fromfile(folder / "logits.f32", "<f4").astype(np.float32, copy=False)
             logits = logits.reshape(request.n_predict, out["n_vocab"])
     return _result(build, request, result, out, logits)
+
+
+class WorkerSession:
+    """A worker that stays up: one generation after another, each from an empty state.
+
+    ready_time_ns: from its start until the model was loaded; loaded: what it says of itself then. Raises
+    BaselineRequestError, WrongBuildError, or ProcessError when the worker ends or does not answer in time.
+    """
+
+    def __init__(self, build: LlamaBuild, request: WorkerRequest) -> None:
+        check_request(request)
+        self._folder = tempfile.TemporaryDirectory(prefix="llama-worker-")
+        self._deadline_s = request.deadline_s
+        start_ns = time.monotonic_ns()
+        argv = [*_common_argv(build, request, Path(self._folder.name)), "--serve"]
+        self._process = LiveProcess(argv, env=library_environment(build, hide_gpus=request.n_gpu_layers == 0))
+        try:
+            self.loaded: dict[str, Any] = json.loads(self._process.read(self._deadline_s))
+            self.ready_time_ns = time.monotonic_ns() - start_ns
+            _loaded_build_number(build, self.loaded)
+        except BaseException:
+            self.close()
+            raise
+        self._build, self._request = build, request
+        self.requested = _requested(request)
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """The settings in force, from the log so far: to be read after the first generation."""
+        return _effective(self._build, self._request, self._process.log, self.loaded)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def generate(self, prefill: Literal["batched", "single"], n_predict: int) -> dict[str, Any]:
+        """Return token_ids, prefill_time_ns, first_token_time_ns, decode_time_ns and wall_time_ns of one run."""
+        answer: dict[str, Any] = json.loads(self._process.ask(f"{prefill} {n_predict}", self._deadline_s))
+        return answer
+
+    def close(self) -> None:
+        """End the worker."""
+        self._process.close()
+        self._folder.cleanup()
 
 
 def tokenize(
@@ -154,7 +202,7 @@ def tokenize(
         ]
         argv += [] if add_special else ["--no-add-special"]
         argv += [] if parse_special else ["--no-parse-special"]
-        result = run_process(argv, deadline_s=deadline_s, env=_environment(build))
+        result = run_process(argv, deadline_s=deadline_s, env=library_environment(build))
         if result.status != "ok":
             raise BaselineError(f"llama.cpp could not tokenize with {model} ({result.status}): {result.log_tail(1)}")
         tokens: list[list[int]] = json.loads((folder / "out.json").read_text())["tokens"]
@@ -166,7 +214,8 @@ def _check_model(model: Path) -> None:
         raise BaselineRequestError(f"{model} is not a file: expected a GGUF model")
 
 
-def _check(request: WorkerRequest) -> None:
+def check_request(request: WorkerRequest) -> None:
+    """Raise BaselineRequestError if `request` cannot work."""
     _check_model(request.model)
     if not request.prompt_ids:
         raise BaselineRequestError("the prompt has no token id: expected at least one")
@@ -181,21 +230,27 @@ def _check(request: WorkerRequest) -> None:
 
 def _argv(build: LlamaBuild, request: WorkerRequest, folder: Path) -> list[str | Path]:
     """Write the input files into folder and return the command line."""
-    argv: list[str | Path] = [build.worker, "-m", request.model, "--out", folder / "out.json"]
-    for flag, value in request.flags().items():
-        argv += [flag, value]
-    argv += request.switches()
-    for flag, ids in (("--prompt-ids", request.prompt_ids), ("--force-ids", request.force_ids)):
-        if ids is not None:
-            file = folder / flag.strip("-")
-            file.write_text(" ".join(str(int(i)) for i in ids))
-            argv += [flag, file]
+    argv = [*_common_argv(build, request, folder), "--out", folder / "out.json"]
+    if request.force_ids is not None:
+        argv += ["--force-ids", _write_ids(folder / "force-ids", request.force_ids)]
     if request.want_logits:
         argv += ["--logits-out", folder / "logits.f32"]
     return argv
 
 
-def _environment(build: LlamaBuild, *, hide_gpus: bool = False) -> dict[str, str]:
+def _common_argv(build: LlamaBuild, request: WorkerRequest, folder: Path) -> list[str | Path]:
+    argv: list[str | Path] = [build.worker, "-m", request.model]
+    for flag, value in request.flags().items():
+        argv += [flag, value]
+    return [*argv, *request.switches(), "--prompt-ids", _write_ids(folder / "prompt-ids", request.prompt_ids)]
+
+
+def _write_ids(file: Path, ids: Sequence[int]) -> Path:
+    file.write_text(" ".join(str(int(i)) for i in ids))
+    return file
+
+
+def library_environment(build: LlamaBuild, *, hide_gpus: bool = False) -> dict[str, str]:
     """Return this process's environment with the build's own libraries first, and threads that wait asleep.
 
     hide_gpus: a build with CUDA multiplies long prompts on a GPU even where no layer is offloaded to it.
@@ -258,6 +313,6 @@ def _requested(request: WorkerRequest) -> dict[str, Any]:
 def _effective(build: LlamaBuild, request: WorkerRequest, log: str, out: dict[str, Any]) -> dict[str, Any]:
     """Merge what the log states with what the worker asked llama.h for."""
     asked = {key: out.get(key) for key in ("n_threads", "n_vocab", "system_info", "compiler")}
-    given = _environment(build, hide_gpus=request.n_gpu_layers == 0)
+    given = library_environment(build, hide_gpus=request.n_gpu_layers == 0)
     environment = {key: value for key, value in given.items() if _ENVIRONMENT.match(key)}
     return parse_effective(log) | asked | {"cmake_options": build.options, "environment": environment}

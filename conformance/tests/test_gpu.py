@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance import gpu
-from conformance.gpu import DeviceMemoryMeter, Gpu, this_gpu
+from conformance.gpu import DeviceMemoryMeter, Gpu, free_memory_n_bytes, this_gpu
 from conformance.tests.fakes import write_nvidia_smi
 
 MIB = 1 << 20
@@ -33,6 +33,15 @@ def test_memory_that_the_driver_does_not_state_is_none(tmp_path: Path) -> None:
     with DeviceMemoryMeter() as meter:
         pass
     assert meter.peak_n_bytes is None
+
+
+def test_free_memory_is_the_first_gpu_s(tmp_path: Path) -> None:
+    write_nvidia_smi(tmp_path, "printf '130000\\n7\\n'")
+    assert free_memory_n_bytes() == 130_000 * MIB
+    write_nvidia_smi(tmp_path, "echo '[N/A]'")
+    assert free_memory_n_bytes() is None
+    write_nvidia_smi(tmp_path, "exit 9")
+    assert free_memory_n_bytes() is None
 
 
 @pytest.mark.parametrize("script", ["echo 'NVIDIA-SMI has failed'; exit 9", "echo 'No devices were found'", ""])

@@ -90,7 +90,7 @@ def test_the_budget_reaches_the_engine(request_: SubjectRequest, monkeypatch: py
 
 def test_the_versions_of_cuda_libraries_are_those_loaded() -> None:
     cupy = pytest.importorskip("cupy")
-    versions = subject._versions("cuda")
+    versions = subject.backend_versions("cuda")
     assert versions["cupy"] == cupy.__version__
     assert re.fullmatch(r"\d+\.\d+", versions["nvrtc"])
 

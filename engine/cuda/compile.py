@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -43,6 +44,7 @@ OPTIONS = (
 CACHE_VARIABLE = "HYBRID_CACHE_DIR"
 
 _n_compiled = 0
+_compile_time_ns = 0
 
 
 class CompileError(EngineError):
@@ -113,18 +115,26 @@ def n_compiled() -> int:
     return _n_compiled
 
 
+def compile_time_ns() -> int:
+    """Return how long this process has waited for the compiler, ns."""
+    return _compile_time_ns
+
+
 def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | None = None) -> Cubin:
     """Return the cubin with `expressions` (such as "gemv<Q4_K, 5120, 1, 0>") for `arch` (such as "sm_90").
 
     Looks in the cache first. Raises CompileError with the compiler's log.
     """
+    global _compile_time_ns
     folder = (cache_dir or default_cache_dir()) / "cubin"
     key = cache_key(expressions, arch)
     code_path, info_path = folder / f"{key}.cubin", folder / f"{key}.json"
     if code_path.exists() and info_path.exists():
         info = json.loads(info_path.read_text())
         return Cubin(code_path.read_bytes(), arch, info["lowered"], info["log"], was_cached=True)
+    start = time.perf_counter_ns()
     cubin = _compile(expressions, arch)
+    _compile_time_ns += time.perf_counter_ns() - start
     folder.mkdir(parents=True, exist_ok=True)
     _write(code_path, cubin.code)
     _write(info_path, json.dumps({"lowered": cubin.lowered, "log": cubin.log}).encode())

@@ -8,6 +8,8 @@ from typing import Any
 
 from engine.errors import NoDeviceError
 
+MODULE_LOADING = "CUDA_MODULE_LOADING"
+
 
 @dataclass(frozen=True)
 class Device:
@@ -27,7 +29,7 @@ def open_device(scheduling: str = "spin") -> Device:
     must be set before anything else makes the context.
     """
     # Kernels loaded lazily would load inside a graph capture, where that is not allowed.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    os.environ.setdefault(MODULE_LOADING, "EAGER")
     try:
         from cuda.bindings import driver
         from cupy.cuda import runtime

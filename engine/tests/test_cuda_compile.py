@@ -18,7 +18,7 @@ pytest.importorskip("cupy", reason="CuPy is not installed: compilation not measu
 
 from engine.cuda import compile as compiler
 from engine.cuda import report
-from engine.cuda.compile import CompileError, Cubin, Resources, compile_kernels, n_compiled
+from engine.cuda.compile import CompileError, Cubin, Resources, compile_kernels, compile_time_ns, n_compiled
 
 ARCH = "sm_90"
 QUICK = ["argmax", "repack<Q8_0>"]
@@ -50,17 +50,18 @@ def compiled(cache_dir: Path) -> Cubin:
 
 
 def test_a_second_compilation_comes_from_the_cache(compiled: Cubin, cache_dir: Path) -> None:
-    before = n_compiled()
+    before, waited_ns = n_compiled(), compile_time_ns()
     again = compile_kernels(QUICK, ARCH, cache_dir)
     assert (compiled.was_cached, again.was_cached) == (False, True)
-    assert n_compiled() == before
+    assert (n_compiled(), compile_time_ns()) == (before, waited_ns)
     assert (again.code, again.lowered, again.log) == (compiled.code, compiled.lowered, compiled.log)
 
 
 def test_the_compiler_is_counted(compiled: Cubin, tmp_path: Path) -> None:
-    before = n_compiled()
+    before, waited_ns = n_compiled(), compile_time_ns()
     compile_kernels(["repack<Q8_0>"], ARCH, tmp_path)
     assert n_compiled() == before + 1
+    assert compile_time_ns() > waited_ns
 
 
 def test_the_key_covers_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
