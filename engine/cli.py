@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import sys
@@ -25,7 +26,7 @@ from rich.progress import (
 )
 
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
-from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError
+from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError, shown
 from engine.generate import BACKENDS, Engine, Generation, TextStream, check_request, load_engine
 from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ app = typer.Typer(
     help="Run Qwen3.5-class hybrid GGUF models with results that are the same bits everywhere.",
 )
 
+_MAX_ID_DIGITS = 18
 _BUDGET_HELP = "Hard limit in bytes on weights and buffers (cuda); the CUDA context comes on top."
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -101,6 +103,9 @@ def generate(
     vram_budget: Annotated[int | None, typer.Option(help=_BUDGET_HELP)] = None,
     scheduling: Annotated[str, typer.Option(help="How the host waits: spin or auto (cuda).")] = "spin",
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at an end token.")] = False,
+    check_weights: Annotated[
+        bool, typer.Option("--check-weights", help="Read all weights first and refuse NaN and infinity.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Generate greedily: stream the text, then print speeds and hashes."""
@@ -110,12 +115,12 @@ def generate(
     tokenizer = _tokenizer(file, needed=prompt is not None)
     ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else _parse_ids(prompt_ids or "")
     check_request(ModelConfig.from_model(file), n_ctx, ids, n_predict)
-    engine = _load(file, n_ctx, backend, vram_budget, scheduling, threads)
+    engine = _load(file, n_ctx, backend, vram_budget, scheduling, threads, check_weights)
     end_ids = frozenset() if ignore_eos or tokenizer is None else tokenizer.end_ids
     printer = _Printer(tokenizer, quiet=as_json)
     result = engine.run(ids, n_predict, end_ids=end_ids, on_token=printer.token)
     printer.finish()
-    summary = _summary(engine, result, printer.text)
+    summary = _summary(engine, result, printer.data.decode(errors="replace"))
     if as_json:
         print(json.dumps(summary))
     else:
@@ -196,7 +201,13 @@ def prompt_bench(
 
 
 def _load(
-    file: ModelFile, n_ctx: int, backend: str, vram_budget: int | None, scheduling: str, threads: int | None = None
+    file: ModelFile,
+    n_ctx: int,
+    backend: str,
+    vram_budget: int | None,
+    scheduling: str,
+    threads: int | None = None,
+    check_weights: bool = False,
 ) -> Engine:
     """Load with progress on stderr, after the memory plan of a device backend."""
     with _bar("loading", loaded_n_bytes(file, ModelConfig.from_model(file))) as advance:
@@ -207,6 +218,7 @@ def _load(
             n_threads=threads,
             vram_budget=vram_budget,
             scheduling=scheduling,
+            check_weights=check_weights,
             on_plan=lambda plan: print(render_plan(plan), file=sys.stderr),
             progress=advance,
         )
@@ -304,8 +316,8 @@ def _parse_ids(text: str) -> list[int]:
     """Parse ids separated by commas or blanks."""
     words = text.replace(",", " ").split()
     for word in words:
-        if not word.isascii() or not word.isdigit():
-            raise RequestError(f"--prompt-ids has {word!r}, expected token ids such as 1,2,3")
+        if not word.isascii() or not word.isdigit() or len(word) > _MAX_ID_DIGITS:
+            raise RequestError(f"--prompt-ids has {shown(word)}, expected token ids such as 1,2,3")
     return [int(word) for word in words]
 
 
@@ -324,21 +336,31 @@ class _Printer:
     def __init__(self, tokenizer: Tokenizer | None, quiet: bool) -> None:
         self._tokenizer, self._quiet = tokenizer, quiet
         self._stream = TextStream()
-        self.text = ""
+        self.data = b""
 
     def token(self, token: int) -> None:
         if self._tokenizer is None:
-            self._put(f"{token} ")
+            self._put(b"%d " % token)
         else:
             self._put(self._stream.feed(self._tokenizer.token_bytes(token)))
 
     def finish(self) -> None:
         self._put(self._stream.finish())
 
-    def _put(self, text: str) -> None:
-        self.text += text
+    def _put(self, piece: bytes) -> None:
+        self.data += piece
         if not self._quiet:
-            print(text, end="", flush=True)
+            _write(piece)
+
+
+def _write(piece: bytes) -> None:
+    """Write text to standard output, byte by byte as it is where that takes UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name == "utf-8":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    else:
+        print(piece.decode(errors="replace"), end="", flush=True)
 
 
 def _summary(engine: Engine, result: Generation, text: str) -> dict[str, Any]:

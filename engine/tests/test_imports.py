@@ -20,7 +20,7 @@ LAYERS = (
     {"engine.decoder"},
     {"engine.wrap", "engine.model.config"},
     {"engine.cuda.layout"},
-    {"engine.placement"},
+    {"engine.placement", "engine.finite"},
     {"engine.reference", "engine.cuda", "engine.model"},
     {"engine.generate"},
     {"engine.inspect", "engine.bench"},

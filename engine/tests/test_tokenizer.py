@@ -168,7 +168,7 @@ def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
         ({"tokens": None}, "key tokenizer.ggml.tokens is missing, expected an array"),
         ({"tokens": [1, 2]}, "key tokenizer.ggml.tokens is an array of 1 and the like, not of str"),
         ({"tokens": ["a", "b", "a"]}, "key tokenizer.ggml.tokens has 'a' twice, expected distinct tokens"),
-        ({"tokens": ["a", b"\xff"]}, "key tokenizer.ggml.tokens has an entry that is not UTF-8"),
+        ({"tokens": ["a", b"\xff"]}, "key tokenizer.ggml.tokens has entry 1 b'\\xff', expected UTF-8"),
         ({"token_type": [1, 1]}, f"key tokenizer.ggml.token_type has 2 entries, expected {len(TOKENS)}"),
         ({"merges": None}, "key tokenizer.ggml.merges is missing, expected an array"),
     ],
