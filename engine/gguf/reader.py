@@ -90,8 +90,9 @@ class Metadata(Mapping[str, Any]):
             return _text(value.data)
         if value.item_type == GGUFValueType.STRING:
             return _strings(value.data)
-        numbers = np.frombuffer(value.data, NUMBERS[value.item_type or value.type]).tolist()
-        return numbers if value.type == GGUFValueType.ARRAY else numbers[0]
+        if value.item_type is None:
+            return np.frombuffer(value.data, NUMBERS[value.type]).tolist()[0]
+        return np.frombuffer(value.data, NUMBERS[value.item_type]).tolist()
 
     def __contains__(self, key: object) -> bool:
         return key in self._values  # the inherited method would decode the value
@@ -170,7 +171,8 @@ class ModelFile:
         """Return the array `key`, all of whose entries are of `kind`; raises ModelFileError otherwise."""
         values = self.require(key, list)
         if any(type(value) is not kind for value in values[:1]):  # GGUF arrays have one type throughout
-            raise self.error(f"key {key} is an array of {shown(values[0])} and the like, not of {kind.__name__}")
+            found = f"an array of {shown(values[0])} and the like"
+            raise self.error(f"key {key} is {found}, expected each entry to be {_KIND_NAMES[kind]}")
         wrong = next((n for n, value in enumerate(values) if kind is str and not _is_utf8(value)), None)
         if wrong is not None:
             raise self.error(f"key {key} has entry {wrong} {shown(_bytes(values[wrong]))}, expected UTF-8")
@@ -250,9 +252,7 @@ def _tensor_info(entry: TensorEntry, data_start: int) -> TensorInfo:
         raise HeaderError(f"tensor {entry.name} has shape {list(shape)}, expected 1 to 4 positive sizes")
     block, block_n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     if shape[0] % block:
-        raise HeaderError(
-            f"tensor {entry.name} ({type_name}) has rows of {shape[0]}, not a multiple of {block}, expected whole blocks"
-        )
+        raise HeaderError(f"tensor {entry.name} ({type_name}) has rows of {shape[0]}, expected a multiple of {block}")
     n_bytes = math.prod(shape) // block * block_n_bytes
     return TensorInfo(entry.name, shape, type_name, data_start + entry.offset, n_bytes)
 
@@ -268,6 +268,8 @@ def _check_extents(model: ModelFile, data_start: int) -> None:
             found = f"ends at byte {info.offset + info.n_bytes}, the file at {model.n_bytes}"
             raise model.error(f"truncated: tensor {info.name} {found}: {missing} bytes are missing")
         expected += -(-info.n_bytes // model.alignment) * model.alignment
+    if model.n_bytes > expected:
+        raise model.error(f"{model.n_bytes - expected} bytes follow the last tensor, expected the file to end there")
 
 
 def _is_utf8(text: str) -> bool:

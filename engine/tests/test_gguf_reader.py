@@ -173,7 +173,7 @@ def test_a_wrong_start(tiny: Path, tmp_path: Path, at: int, data: bytes, expecte
     [
         ("type", struct.pack("<I", 250), "has type number 250, expected one of F32, F16, BF16, Q8_0, Q4_K"),
         ("type", struct.pack("<I", Q3_K), "has type Q3_K, expected one of F32"),
-        ("n_in", struct.pack("<Q", 255), "(Q4_K) has rows of 255, not a multiple of 256"),
+        ("n_in", struct.pack("<Q", 255), "(Q4_K) has rows of 255, expected a multiple of 256"),
         ("n_in", struct.pack("<Q", 0), "has shape [0, 512], expected 1 to 4 positive sizes"),
         ("n_in", struct.pack("<Q", 1 << 62), "truncated: tensor blk.0.ffn_gate.weight ends at byte"),
         ("n_dims", struct.pack("<I", 1 << 30), "has 1073741824 dimensions, expected 1 to 4"),
@@ -191,7 +191,7 @@ def test_a_wrong_directory_entry(tiny: Path, tmp_path: Path, field: str, data: b
 def test_rows_of_q8_0_are_multiples_of_32(tiny: Path, tmp_path: Path) -> None:
     at = entry_offsets(tiny, "blk.0.attn_gate.weight")["n_in"]
     path = edited(tiny, tmp_path / "bad.gguf", at, struct.pack("<Q", 250))
-    assert "blk.0.attn_gate.weight (Q8_0) has rows of 250, not a multiple of 32" in refusal(path)
+    assert "blk.0.attn_gate.weight (Q8_0) has rows of 250, expected a multiple of 32" in refusal(path)
 
 
 def test_a_key_with_an_unknown_value_type(tiny: Path, tmp_path: Path) -> None:
