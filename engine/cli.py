@@ -32,7 +32,7 @@ from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
 from engine.gguf.trunk import write_trunk
 from engine.inspect import inspect_report, render_plan
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, check_tensors
 from engine.model.weights import loaded_n_bytes
 
 app = typer.Typer(
@@ -210,7 +210,9 @@ def _load(
     check_weights: bool = False,
 ) -> Engine:
     """Load with progress on stderr, after the memory plan of a device backend."""
-    with _bar("loading", loaded_n_bytes(file, ModelConfig.from_model(file))) as advance:
+    config = ModelConfig.from_model(file)
+    check_tensors(file, config)
+    with _bar("loading", loaded_n_bytes(file, config)) as advance:
         return load_engine(
             file,
             n_ctx=n_ctx,

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from conformance.hostile import gguf_bytes as g
-from conformance.hostile.gguf_bytes import ARRAY, BOOL, F32, F64, I32, STRING, U32, U64, Gguf, Key, Tensor
+from conformance.hostile.gguf_bytes import ARRAY, BOOL, F32, F64, I32, STRING, U32, U64, Gguf, Key
 
 __all__ = ["CASES", "FILE_NAME", "Case", "sound_case"]
 
@@ -126,7 +126,7 @@ def _big_endian(model: Gguf) -> bytes:
 
 
 def _counts() -> list[Case]:
-    tied = "the last tensor's data is left behind the file's own end of data; llama.cpp does not look there"
+    tied = "the data then begins in the wrong place; llama.cpp runs the wrong weights, the engine sees that bytes are left over"
     return [
         case(
             "count/tensors-max",
@@ -271,7 +271,7 @@ def _values() -> list[Case]:
             "key without a name",
             "key number 25 has a name of 0 bytes after 'tokenizer.ggml.eos_token_id', expected 1 to 65535",
             _with_key(b"", U32, struct.pack("<I", 1)),
-            "b8763 checks it with an assertion only, which ends the process",
+            "llama.cpp asserts it, which ends the process",
         ),
         case(
             "key/too-long",
@@ -331,16 +331,22 @@ def _alignments() -> list[Case]:
         case(
             "alignment/0",
             "alignment 0",
-            "key general.alignment is 0, expected a u32 that is a power of two",
+            "key general.alignment is 0 (UINT32), expected a power of two (UINT32)",
             lambda m: m.key("general.alignment", U32, 0),
         ),
         case(
             "alignment/24",
             "alignment 24",
-            "key general.alignment is 24, expected a u32 that is a power of two",
+            "key general.alignment is 24 (UINT32), expected a power of two (UINT32)",
             aligned(24),
         ),
-        case("alignment/1", "alignment 1", None, aligned(1)),
+        case(
+            "alignment/1",
+            "alignment 1",
+            None,
+            aligned(1),
+            "ggml wants the data aligned in memory and asserts it; the engine reads any position",
+        ),
         case("alignment/4096", "alignment 4096", None, aligned(4096)),
         case(
             "alignment/2^31",
@@ -357,23 +363,23 @@ def _alignments() -> list[Case]:
         case(
             "alignment/u64",
             "alignment stored as u64",
-            "key general.alignment is 32, expected a u32 that is a power of two",
+            "key general.alignment is 32 (UINT64), expected a power of two (UINT32)",
             lambda m: m.key("general.alignment", U64, 32),
-            "b8763 checks the type with an assertion, which ends the process",
+            "llama.cpp asserts the type, which ends the process",
         ),
         case(
             "alignment/string",
             "alignment stored as text",
-            "key general.alignment is '32', expected a u32 that is a power of two",
+            "key general.alignment is '32' (STRING), expected a power of two (UINT32)",
             lambda m: m.key("general.alignment", STRING, "32"),
-            "b8763 checks the type with an assertion, which ends the process",
+            "llama.cpp asserts the type, which ends the process",
         ),
         case(
             "alignment/array",
             "alignment stored as an array",
-            "key general.alignment is [32], expected a u32 that is a power of two",
+            "key general.alignment is [32] (ARRAY), expected a power of two (UINT32)",
             lambda m: m.array("general.alignment", U32, [32]),
-            "b8763 checks the type with an assertion, which ends the process",
+            "llama.cpp takes the first entry",
         ),
     ]
 
@@ -382,7 +388,7 @@ def _tensor_entries() -> list[Case]:
     def changed(**changes: object) -> Change:
         return lambda m: m.change(_GATE, **changes)
 
-    zero = "b8763 divides by the size before it checks it"
+    zero = "llama.cpp divides by the size before it checks it"
     return [
         case(
             "tensor/no-name",
@@ -544,7 +550,7 @@ def _tensor_entries() -> list[Case]:
             "type I32",
             f"tensor blk.0.attn_qkv.weight has type I32, expected one of {_TYPES}",
             lambda m: m.change(_QKV, type=26),
-            "llama.cpp takes it until the product of matrices asserts",
+            "llama.cpp loads it and crashes in the product of matrices",
         ),
         case(
             "type/200",
@@ -737,6 +743,7 @@ def _hyperparameters() -> list[Case]:
             "block_count 0",
             "key qwen35.block_count is 0, expected at least 1",
             number("block_count", 0),
+            "llama.cpp aborts where it looks for the first layer's hyperparameters",
         ),
         case(
             "model/block-count-1",
@@ -747,7 +754,7 @@ def _hyperparameters() -> list[Case]:
         case(
             "model/block-count-3",
             "block_count 3 of 2",
-            "tensor blk.2.ssm_out.weight is missing",
+            "tensor blk.2.attn_norm.weight is missing",
             number("block_count", 3),
         ),
         case(
@@ -805,6 +812,7 @@ def _hyperparameters() -> list[Case]:
             lambda m: m.array("qwen35.attention.head_count", U32, [0, 1]).array(
                 "qwen35.attention.head_count_kv", U32, [0, 1]
             ),
+            "llama.cpp takes the first layer's count for all, which is 0 here; the engine takes that of the attention layers",
         ),
         case(
             "model/n-head-array-of-1",
@@ -817,18 +825,21 @@ def _hyperparameters() -> list[Case]:
             "head_count array with 0 for the attention layer",
             "key qwen35.attention.head_count is [0] over its layers, expected one value of at least 1 in all of them",
             numbers("attention.head_count", [1, 0]),
+            "llama.cpp takes the first layer's count for all; the engine takes that of the attention layers",
         ),
         case(
             "model/n-head-array-text",
             "head_count an array of strings",
             "key qwen35.attention.head_count is an array of '1' and the like, expected each entry to be an integer",
             lambda m: m.array("qwen35.attention.head_count", STRING, ["1", "1"]),
+            "llama.cpp asserts the type of the entries",
         ),
         case(
             "model/n-head-array-floats",
             "head_count an array of floats",
             "key qwen35.attention.head_count is an array of 1.0 and the like, expected each entry to be an integer",
             lambda m: m.array("qwen35.attention.head_count", F32, [1.0, 1.0]),
+            "llama.cpp asserts the type of the entries",
         ),
         case(
             "model/head-dim-0",
@@ -860,14 +871,14 @@ def _hyperparameters() -> list[Case]:
             "rms epsilon NaN",
             "key qwen35.attention.layer_norm_rms_epsilon is nan, expected a positive number",
             real(eps, float("nan")),
-            unchecked,
+            "llama.cpp asserts it in the first step",
         ),
         case(
             "model/eps-negative",
             "rms epsilon -1",
             "key qwen35.attention.layer_norm_rms_epsilon is -1.0, expected a positive number",
             real(eps, -1.0),
-            "llama.cpp asserts in the first step",
+            "llama.cpp asserts it in the first step",
         ),
         case(
             "model/rope-base-0",
@@ -895,12 +906,14 @@ def _hyperparameters() -> list[Case]:
             "odd rope.dimension_count",
             "key qwen35.rope.dimension_count is 7, expected an even number up to the head size (32)",
             number("rope.dimension_count", 7),
+            "llama.cpp asserts it in the first step",
         ),
         case(
             "model/rope-too-long",
             "rope.dimension_count above the head size",
             "key qwen35.rope.dimension_count is 64, expected an even number up to the head size (32)",
             number("rope.dimension_count", 64),
+            "llama.cpp asserts it in the first step",
         ),
         case(
             "model/no-sections",
@@ -919,6 +932,7 @@ def _hyperparameters() -> list[Case]:
             "RoPE sections all 0",
             "key qwen35.rope.dimension_sections is [0, 0, 0, 0], expected 4 sizes, at least one of the first three positive",
             numbers("rope.dimension_sections", [0, 0, 0, 0]),
+            "llama.cpp asserts it in the first step",
         ),
         case(
             "model/sections-negative",
@@ -939,12 +953,12 @@ def _hyperparameters() -> list[Case]:
             "full_attention_interval 0",
             "key qwen35.full_attention_interval is 0, expected at least 1",
             number("full_attention_interval", 0),
-            "b8763 divides by it",
+            "llama.cpp divides by it",
         ),
         case(
             "model/interval-max",
             "full_attention_interval 2^32 - 1",
-            "tensor blk.1.ssm_a is missing",
+            "tensor blk.1.attn_qkv.weight is missing",
             number("full_attention_interval", 2**32 - 1),
         ),
         case(
@@ -976,6 +990,7 @@ def _hyperparameters() -> list[Case]:
             "ssm.inner_size 65, heads of 64",
             "key qwen35.ssm.inner_size is 65, expected 64 = ssm.time_step_rank * ssm.state_size",
             number("ssm.inner_size", 65),
+            "llama.cpp asserts it in the first step",
         ),
         case(
             "model/no-state-size",
@@ -1015,12 +1030,14 @@ def _vocabularies() -> list[Case]:
             "tokenizer.ggml.tokens empty",
             "key tokenizer.ggml.token_type has 32 entries, expected 0",
             tokens(),
+            "llama.cpp reads the first token without looking whether there is one",
         ),
         case(
             "vocab/numbers",
             "tokens an array of numbers",
             "key tokenizer.ggml.tokens is an array of 0 and the like, expected each entry to be a string",
             lambda m: m.array("tokenizer.ggml.tokens", U32, range(32)),
+            "llama.cpp asserts the type of the entries",
         ),
         case(
             "vocab/text",
@@ -1033,12 +1050,14 @@ def _vocabularies() -> list[Case]:
             "token given twice",
             "key tokenizer.ggml.tokens has 'a' twice, expected distinct tokens",
             tokens(*t[:-1], "a"),
+            "llama.cpp asserts that tokens are distinct",
         ),
         case(
             "vocab/not-utf-8",
             "token that is not UTF-8",
             "key tokenizer.ggml.tokens has entry 2 b'\\xff', expected UTF-8",
             tokens(*t[:2], b"\xff", *t[3:]),
+            "llama.cpp keeps tokens as bytes; the engine could not find such a token by its text",
         ),
         case("vocab/empty-token", "token of no characters", None, tokens(*t[:2], "", *t[3:])),
         case(
@@ -1052,6 +1071,7 @@ def _vocabularies() -> list[Case]:
             "token types stored as floats",
             "key tokenizer.ggml.token_type is an array of 1.0 and the like, expected each entry to be an integer",
             lambda m: m.array("tokenizer.ggml.token_type", F32, [1.0] * 32),
+            "llama.cpp reads the bits of the floats as integers",
         ),
         case(
             "vocab/types-u8",
@@ -1070,6 +1090,7 @@ def _vocabularies() -> list[Case]:
             "merges an array of numbers",
             "key tokenizer.ggml.merges is an array of 1 and the like, expected each entry to be a string",
             lambda m: m.array("tokenizer.ggml.merges", U32, [1, 2]),
+            "llama.cpp asserts the type of the entries",
         ),
         case(
             "vocab/merge-no-space",
@@ -1184,7 +1205,7 @@ def _tensors() -> list[Case]:
             "norm stored as F16",
             "tensor output_norm.weight has type F16, expected F32",
             lambda m: m.change("output_norm.weight", type=1, data=struct.pack("<32e", *[1.0] * 32)),
-            "llama.cpp takes F16 norms, the engine F32 only",
+            "llama.cpp loads it and crashes in the product with the norm",
         ),
         case("mtp/counted-absent", "MTP block counted, not there", None, with_mtp(3, 1, 0), mtp),
         case("mtp/counted-present", "MTP block counted and there", None, with_mtp(3, 1, 99), mtp),
@@ -1200,12 +1221,14 @@ def _tensors() -> list[Case]:
             "as many MTP blocks as blocks",
             "key qwen35.nextn_predict_layers is 2, expected less than block_count (2)",
             with_mtp(2, 2, 0),
+            "llama.cpp has no multi-token prediction for qwen35 and does not read the key",
         ),
         case(
             "mtp/count-max",
             "2^32 - 1 MTP blocks",
             "key qwen35.nextn_predict_layers is 4294967295, expected less than block_count (2)",
             with_mtp(2, 2**32 - 1, 0),
+            "llama.cpp has no multi-token prediction for qwen35 and does not read the key",
         ),
         case(
             "split/first-part",

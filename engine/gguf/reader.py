@@ -232,9 +232,9 @@ def _alignment(metadata: Metadata) -> int:
     key = "general.alignment"
     if key not in metadata:
         return _DEFAULT_ALIGNMENT
-    value = metadata[key]
-    if metadata.value_type(key)[0] != GGUFValueType.UINT32 or value < 1 or value & (value - 1):
-        raise HeaderError(f"key {key} is {shown(value)}, expected a u32 that is a power of two")
+    value, kind = metadata[key], metadata.value_type(key)[0]
+    if kind != GGUFValueType.UINT32 or value < 1 or value & (value - 1):
+        raise HeaderError(f"key {key} is {shown(value)} ({kind.name}), expected a power of two (UINT32)")
     return int(value)
 
 

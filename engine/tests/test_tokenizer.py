@@ -166,7 +166,10 @@ def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
         ({"pre": None}, "key tokenizer.ggml.pre is missing, expected a string"),
         ({"pre": "llama-bpe"}, "key tokenizer.ggml.pre is 'llama-bpe', expected qwen35"),
         ({"tokens": None}, "key tokenizer.ggml.tokens is missing, expected an array"),
-        ({"tokens": [1, 2]}, "key tokenizer.ggml.tokens is an array of 1 and the like, expected each entry to be a string"),
+        (
+            {"tokens": [1, 2]},
+            "key tokenizer.ggml.tokens is an array of 1 and the like, expected each entry to be a string",
+        ),
         ({"tokens": ["a", "b", "a"]}, "key tokenizer.ggml.tokens has 'a' twice, expected distinct tokens"),
         ({"tokens": ["a", b"\xff"]}, "key tokenizer.ggml.tokens has entry 1 b'\\xff', expected UTF-8"),
         ({"token_type": [1, 1]}, f"key tokenizer.ggml.token_type has 2 entries, expected {len(TOKENS)}"),
