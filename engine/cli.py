@@ -113,7 +113,7 @@ def generate(
     if (prompt is None) == (prompt_ids is None):
         raise RequestError("give the prompt either as text with -p or as ids with --prompt-ids")
     tokenizer = _tokenizer(file, needed=prompt is not None)
-    ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else _parse_ids(prompt_ids or "")
+    ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else parse_ids(prompt_ids or "")
     check_request(ModelConfig.from_model(file), n_ctx, ids, n_predict)
     engine = _load(file, n_ctx, backend, vram_budget, scheduling, threads, check_weights)
     end_ids = frozenset() if ignore_eos or tokenizer is None else tokenizer.end_ids
@@ -238,7 +238,7 @@ def _bench_engine(
     """Return the engine and the prompt, checked before the model is loaded."""
     file = open_model(model)
     config = ModelConfig.from_model(file)
-    ids = default_prompt_ids(config.n_vocab) if prompt_ids is None else _parse_ids(prompt_ids)
+    ids = default_prompt_ids(config.n_vocab) if prompt_ids is None else parse_ids(prompt_ids)
     check_request(config, n_ctx, ids, n_predict)
     return _load(file, n_ctx, backend, vram_budget, scheduling), ids
 
@@ -314,7 +314,7 @@ def _tokenizer(file: ModelFile, needed: bool) -> Tokenizer | None:
         return None
 
 
-def _parse_ids(text: str) -> list[int]:
+def parse_ids(text: str) -> list[int]:
     """Parse ids separated by commas or blanks."""
     words = text.replace(",", " ").split()
     for word in words:

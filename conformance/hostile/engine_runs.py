@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from engine import cli
 from engine.cuda import device
@@ -64,10 +65,10 @@ def serve() -> None:
             if pid == 0:
                 _run_here(json.loads(line), out.fileno(), err.fileno())
             _, status, usage = os.wait4(pid, 0)
-            texts = [os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (out, err)]
+            said, complained = (os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (out, err))
             unit = 1 if sys.platform == "darwin" else 1024
             cpu_time_s, peak_n_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit
-            ended = EngineRun(os.waitstatus_to_exitcode(status), *texts, cpu_time_s, peak_n_bytes)
+            ended = EngineRun(os.waitstatus_to_exitcode(status), said, complained, cpu_time_s, peak_n_bytes)
         print(json.dumps(asdict(ended)), flush=True)
 
 
@@ -92,7 +93,7 @@ def _run_here(command: list[str], out: int, err: int) -> None:
     os._exit(code)
 
 
-def _no_device(scheduling: str = "") -> None:
+def _no_device(scheduling: str = "") -> NoReturn:
     raise NoDeviceError(REACHED)
 
 

@@ -79,14 +79,14 @@ class Gguf:
     alignment: int = 32
     order: str = "<"
 
-    def key(self, name: str, type_: int, *values: object) -> Gguf:
+    def key(self, name: str, type_: int, value: object) -> Gguf:
         """Set a key to one value, or to an array with `array`; keeps its place if it is there already."""
-        return self._set(Key(name.encode(), type_, scalar(type_, *values, order=self.order)))
+        return self._set(Key(name.encode(), type_, scalar(type_, value, self.order)))
 
     def array(self, name: str, item_type: int, values: Sequence[object], length: int | None = None) -> Gguf:
         """Set a key to an array, whose length may be said to be another."""
         n = len(values) if length is None else length
-        items = b"".join(scalar(item_type, value, order=self.order) for value in values)
+        items = b"".join(scalar(item_type, value, self.order) for value in values)
         return self._set(Key(name.encode(), ARRAY, struct.pack(f"{self.order}IQ", item_type, n) + items))
 
     def without(self, *names: str) -> Gguf:

@@ -1,0 +1,84 @@
+"""A bounded look for exceptions that are none of the project's own; `nox -s fuzz` looks longer, guided by coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from conformance.fuzz.targets import TARGETS, seeds, token_ids
+
+SEEDS = {target: list(seeds(target)) for target in TARGETS}
+
+Edit = Callable[[bytes], bytes]
+bounded = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def replace(at: float, n: int, piece: bytes) -> Edit:
+    """Return an edit that puts `piece` in place of n bytes, at a place given as a share of the length."""
+    return lambda data: data[: int(at * len(data))] + piece + data[int(at * len(data)) + n :]
+
+
+pieces = st.one_of(
+    st.binary(max_size=9),
+    st.sampled_from(
+        [b"\xff" * 8, b"\0" * 8, b"\0" * 7 + b"\x80", b"\n", b"\n\n", b"&a [*a]", b"!!binary x", b"2024-99-99"]
+    ),
+    st.text(max_size=9).map(str.encode),
+)
+edits = st.builds(replace, st.floats(0, 1), st.integers(0, 9), pieces)
+
+
+def edited(target: str) -> st.SearchStrategy[bytes]:
+    """Return seeds of `target` with up to six places changed, and some that are cut."""
+
+    def apply(seed: bytes, changes: list[Edit], keep: float) -> bytes:
+        for change in changes:
+            seed = change(seed)
+        return seed[: int(keep * len(seed))]
+
+    keep = st.one_of(st.just(1.0), st.just(1.0), st.floats(0, 1))
+    return st.builds(apply, st.sampled_from(SEEDS[target]), st.lists(edits, max_size=6), keep)
+
+
+def look(target: str, inputs: st.SearchStrategy[bytes]) -> None:
+    """Run `target` on a bounded number of inputs."""
+
+    @bounded
+    @given(inputs)
+    def run(data: bytes) -> None:
+        TARGETS[target](data)
+
+    run()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_edited_inputs(target: str) -> None:
+    look(target, edited(target))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_any_bytes(target: str) -> None:
+    look(target, st.binary(max_size=200))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_seeds(target: str) -> None:
+    assert len(SEEDS[target]) >= 1
+    for seed in SEEDS[target]:
+        TARGETS[target](seed)
+
+
+@given(st.text(alphabet="0123456789, x-", max_size=40))
+@example("9" * 5000)
+@bounded
+def test_token_ids(text: str) -> None:
+    token_ids(text.encode())
