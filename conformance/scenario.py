@@ -325,7 +325,7 @@ def _check_events(path: Path, text: str) -> None:
     """Raise ScenarioError for references, which a few lines can multiply to any size, and for deep nesting."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = f"{path}:{event.start_mark.line + 1}"
+        line = f"{path}:{event.start_mark.line + 1 if event.start_mark else 1}"
         if isinstance(event, yaml.AliasEvent):
             raise ScenarioError(f"{line}: *{event.anchor} is a reference, expected the value itself")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -355,7 +355,7 @@ def _check_scalar(path: Path, node: yaml.ScalarNode) -> None:
     """Raise ScenarioError for a date or another value that is none of JSON's, and for a number that is none."""
     try:
         if node.tag in _TAGS:
-            yaml.SafeLoader("").construct_object(node)  # type: ignore[no-untyped-call]
+            yaml.SafeLoader("").construct_object(node)
             return
     except (ValueError, KeyError):  # a number of 5,000 digits; what an explicit tag calls a number
         pass

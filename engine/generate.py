@@ -242,7 +242,8 @@ def load_engine(
         ops = _open_cuda(file, config, n_ctx, vram_budget, scheduling, on_plan)
     if wrap_ops:
         ops = wrap_ops(ops)
-    weights = load_weights(file, config, ops, progress or (lambda n_bytes: None))
+    with _quiet_single_blas():
+        weights = load_weights(file, config, ops, progress or (lambda n_bytes: None))
     return Engine(file, config, ops, weights, n_ctx, time.perf_counter_ns() - start)
 
 

@@ -25,7 +25,7 @@ __all__ = ["KEPT_FOLDER", "TARGETS", "seeds"]
 KEPT_FOLDER = Path(__file__).parent / "seeds"
 """Inputs that earlier runs found to reach code that no other did, TARGET/NAME."""
 _DATA_N_BYTES = len(g.sound().build()) - g.sound().boundaries()["padding"]
-_RECORDS = Path("results/v1")
+_RECORDS = Path(__file__).parents[2] / "results/v1"
 
 
 def model_file(data: bytes) -> None:

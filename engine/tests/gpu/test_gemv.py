@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine import numerics, quants
 from engine.cuda import faults, gemv
 from engine.reference import linear
+from engine.tests.edge_blocks import EDGES, edge_rows
 from engine.tests.gpu.arrays import (
     activation_on_device,
     assert_same_activation,
@@ -136,6 +137,14 @@ def test_extreme_blocks(kernels: Any, type_name: str, d: float, fill: int) -> No
         blocks.view(form.block)[..., 0][field] = d
     x = random_f32(np.random.default_rng(7), 3, 1024)
     check(kernels, type_name, blocks.reshape(N_OUT, -1), x)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("type_name", FORMATS)
+def test_edge_blocks(kernels: Any, type_name: str, edge: str) -> None:
+    x = random_f32(np.random.default_rng(11), 2, 1024)
+    with np.errstate(all="ignore"):
+        check(kernels, type_name, edge_rows(type_name, edge, N_OUT), x)
 
 
 def test_float_rows_that_end_inside_a_step(kernels: Any) -> None:
