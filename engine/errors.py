@@ -14,7 +14,9 @@ def one_line(text: str) -> str:
 
 def shown(value: object) -> str:
     """Return how a message shows a value found in a file: its repr, cut after 120 characters."""
-    text = repr(value[:_MAX_VALUE] if isinstance(value, (str, bytes)) else value)
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]!r}..."
+    text = repr(value)
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
 
 

@@ -70,7 +70,7 @@ def test_text_ends_with_speeds_and_hashes(
         (("--prompt-ids", ""), "the prompt has no tokens, expected at least 1"),
         (("--prompt-ids", "5,48"), "token id 48 at position 1 is not in 0..47"),
         (("--prompt-ids", "5,-1"), "--prompt-ids has '-1', expected token ids such as 1,2,3"),
-        (("--prompt-ids", "9" * 5000), f"--prompt-ids has '{'9' * 119}..., expected token ids such as 1,2,3"),
+        (("--prompt-ids", "9" * 5000), f"--prompt-ids has '{'9' * 120}'..., expected token ids such as 1,2,3"),
         (("-n", 31), "3 prompt tokens and 30 decode steps need -c 33, the context has 32"),
         (("--backend", "abacus"), "--backend is 'abacus', expected one of: numpy, cuda"),
         (("--scheduling", "nap"), "--scheduling is 'nap', expected one of: spin, auto"),
