@@ -34,7 +34,6 @@ _EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured,
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich would take "[default: ...]" for markup
     help="Check an engine for Qwen3.5-class hybrid models against llama.cpp, token by token and bit by bit.",

@@ -34,10 +34,10 @@ from engine.gguf.trunk import write_trunk
 from engine.inspect import inspect_report, render_plan
 from engine.model.config import ModelConfig, check_tensors
 from engine.model.weights import loaded_n_bytes
+from engine.usage import run_app
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # markup would swallow the defaults in brackets
     help="Run Qwen3.5-class hybrid GGUF models with results that are the same bits everywhere.",
@@ -51,11 +51,14 @@ ContextSize = Annotated[int, typer.Option("-c", "--ctx-size", help="Positions in
 
 
 def main() -> None:
-    """Run the command line; an expected failure prints one line and exits with 1, a missing device with 3."""
+    """Run the command line; an expected failure prints one line and exits with 1, a missing device with 3.
+
+    Wrong arguments are an expected failure.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:
-        app()
+        sys.exit(run_app(app, "python -m engine", 1))
     except MemoryError as error:
         print(f"error: out of memory: {error}; try a smaller -c", file=sys.stderr)
         sys.exit(1)

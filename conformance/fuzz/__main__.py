@@ -23,9 +23,10 @@ def main(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for inputs that reach new code [default: a temporary one]."),
     ] = None,
+    keep_found: Annotated[bool, typer.Option("--keep", help="Keep what was found as seeds of later runs.")] = False,
 ) -> None:
     """Fuzz each target for a while; exit code 1 if one let an exception out, whose input is then kept as ./crash-*."""
-    from conformance.fuzz.targets import TARGETS, seeds
+    from conformance.fuzz.targets import SEED_PREFIX, TARGETS, keep, seeds
 
     failed = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -33,11 +34,13 @@ def main(
             folder = (found or Path(temporary)) / target
             folder.mkdir(parents=True, exist_ok=True)
             for number, seed in enumerate(seeds(target)):
-                (folder / f"seed-{number}").write_bytes(seed)
+                (folder / f"{SEED_PREFIX}{number}").write_bytes(seed)
             limits = [f"-max_total_time={seconds}", f"-max_len={_MAX_N_BYTES}", "-timeout=10", "-rss_limit_mb=1024"]
             command = [sys.executable, "-m", "conformance.fuzz", _RUN_TARGET, target, *limits, str(folder)]
             if subprocess.run(command, check=False).returncode:
                 failed.append(target)
+            if keep_found:
+                keep(target, folder)
     typer.echo(f"faults in: {', '.join(failed)}" if failed else "no fault found")
     raise typer.Exit(1 if failed else 0)
 

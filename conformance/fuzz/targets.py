@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +22,12 @@ from engine.gguf.reader import open_model
 from engine.gguf.tokenizer import Tokenizer
 from engine.inspect import inspect_report
 
-__all__ = ["KEPT_FOLDER", "TARGETS", "seeds"]
+__all__ = ["KEPT_FOLDER", "SEED_PREFIX", "TARGETS", "keep", "seeds", "written_seeds"]
 
 KEPT_FOLDER = Path(__file__).parent / "seeds"
-"""Inputs that earlier runs found to reach code that no other did, TARGET/NAME."""
+"""TARGET.tar.xz: inputs that earlier runs found to reach code that no other did."""
+SEED_PREFIX = "seed-"
+"""How the files are named that a run starts from."""
 _DATA_N_BYTES = len(g.sound().build()) - g.sound().boundaries()["padding"]
 _RECORDS = Path(__file__).parents[2] / "results/v1"
 
@@ -82,8 +86,12 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 def seeds(target: str) -> Iterator[bytes]:
     """Yield the inputs that fuzzing of `target` starts from."""
-    for path in sorted((KEPT_FOLDER / target).glob("*")):
-        yield path.read_bytes()
+    yield from _kept(target)
+    yield from written_seeds(target)
+
+
+def written_seeds(target: str) -> Iterator[bytes]:
+    """Yield the inputs of `target` that somebody wrote: malformed model files, and sound examples of the others."""
     if target == "model_file":
         yield from _headers()
     elif target == "vocabulary":
@@ -94,6 +102,25 @@ def seeds(target: str) -> Iterator[bytes]:
         yield from (path.read_bytes() for path in sorted(_RECORDS.glob("*/*/*.json"))[:4])
     else:
         yield b"1,2 3"
+
+
+def keep(target: str, folder: Path) -> None:
+    """Keep the inputs in `folder` as seeds of `target`, in place of those kept before; the file names no machine."""
+    with tarfile.open(KEPT_FOLDER / f"{target}.tar.xz", "w:xz") as archive:
+        for path in sorted(folder.iterdir()):
+            if not path.name.startswith(SEED_PREFIX):
+                data = path.read_bytes()
+                member = tarfile.TarInfo(path.name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+
+
+def _kept(target: str) -> Iterator[bytes]:
+    with tarfile.open(KEPT_FOLDER / f"{target}.tar.xz") as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            if file is not None:
+                yield file.read()
 
 
 def _headers() -> Iterator[bytes]:

@@ -98,6 +98,24 @@ def test_ids_that_are_no_numbers_are_named(
     assert capsys.readouterr().err == "error: --prompt-ids has 'x', expected token ids such as 1,2,3\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no command; python -m engine --help lists them"),
+        (("fly",), "No such command 'fly'."),
+        (("generate", "--fly"), "No such option: --fly"),
+        (("generate", "-m", "x", "-n", "many"), "Invalid value for '-n' / '--n-predict': "),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert run(monkeypatch, *arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {message}")
+    assert captured.err.count("\n") == 1
+
+
 def test_a_file_that_is_no_model_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

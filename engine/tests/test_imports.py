@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
     {"engine.errors"},
+    {"engine.usage"},
     {"engine.gguf"},
     {"engine.quants", "engine.numerics"},
     {"engine.ops"},
