@@ -25,7 +25,7 @@ DEFAULT_FOLDER = Path(__file__).parent / "scenarios"
 CONTROL_BACKEND = "numpy"
 """The backend whose ops the negative controls replace."""
 _KINDS = ("tiny", "small", "27b", None)
-_MAX_DEPTH = 8
+_MAX_N_BYTES, _MAX_DEPTH = 1 << 16, 8  # PyYAML takes some 50 us a number
 _TEXT, _SEQUENCE, _MAPPING = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _TAGS = {_TEXT, *(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))}
 Size = Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -251,12 +251,16 @@ class ScenarioFile:
 def load_scenario(path: Path) -> ScenarioFile:
     """Read and check one file; raise ScenarioError naming file, line, key, what was found and expected."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MAX_N_BYTES + 1)
+        if len(content) > _MAX_N_BYTES:
+            raise ScenarioError(f"{path}: has more than {_MAX_N_BYTES} bytes, expected a scenario")
+        text = content.decode()
         _check_events(path, text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
             raise ScenarioError(f"{path}:1: the file is empty, expected a scenario")
-        _check_node(path, root)
+        _check_node(path, root, yaml.SafeLoader(""))
         data = yaml.safe_load(text)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that no system takes
         raise ScenarioError(f"{path}: cannot be read: {error}") from None
@@ -333,10 +337,10 @@ def _check_events(path: Path, text: str) -> None:
             raise ScenarioError(f"{line}: more than {_MAX_DEPTH} levels of nesting, expected fewer")
 
 
-def _check_node(path: Path, node: yaml.Node) -> None:
+def _check_node(path: Path, node: yaml.Node, loader: yaml.SafeLoader) -> None:
     """Raise ScenarioError for what is no plain data, and for a key given twice, of which YAML lets the second win."""
     if isinstance(node, yaml.ScalarNode):
-        _check_scalar(path, node)
+        _check_scalar(path, node, loader)
         return
     if node.tag not in (_SEQUENCE, _MAPPING):
         raise ScenarioError(f"{path}:{node.start_mark.line + 1}: found {node.tag!r}, expected a list or a mapping")
@@ -348,14 +352,14 @@ def _check_node(path: Path, node: yaml.Node) -> None:
             if key.value in seen:
                 raise ScenarioError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
             seen.add(key.value)
-        _check_node(path, value)
+        _check_node(path, value, loader)
 
 
-def _check_scalar(path: Path, node: yaml.ScalarNode) -> None:
+def _check_scalar(path: Path, node: yaml.ScalarNode, loader: yaml.SafeLoader) -> None:
     """Raise ScenarioError for a date or another value that is none of JSON's, and for a number that is none."""
     try:
         if node.tag in _TAGS:
-            yaml.SafeLoader("").construct_object(node)
+            loader.construct_object(node)
             return
     except (ValueError, KeyError):  # a number of 5,000 digits; what an explicit tag calls a number
         pass

@@ -90,6 +90,7 @@ def test_arrays_of_objects_are_not_loaded(tmp_path: Path) -> None:
         ("a: !!int x", "1: found 'x' as 'tag:yaml.org,2002:int', expected text (in quotes"),
         ("a: !!bool x", "1: found 'x' as 'tag:yaml.org,2002:bool', expected text (in quotes"),
         ("a: !!set {x}", "1: found 'tag:yaml.org,2002:set', expected a list or a mapping"),
+        ("#" * (1 << 16) + "#", "has more than 65536 bytes, expected a scenario"),
         ('"a\\nb": 1', r"1: a\nb is an unknown key, expected one of: name, asks"),
     ],
 )
