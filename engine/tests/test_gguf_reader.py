@@ -252,3 +252,16 @@ def test_a_vocabulary_of_248320_tokens_opens_quickly(tmp_path: Path) -> None:
     model = open_model(path)
     assert time.process_time() - start < 2.0  # 0.07 s measured; the plain GGUFReader took 16 s
     assert model.metadata["tokenizer.ggml.tokens"] == tokens
+
+
+def test_a_header_that_claims_more_than_any_vocabulary_needs_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    path.write_bytes(start + struct.pack("<Q", 1) + b"x" + struct.pack("<IQ", 8, 1 << 32))
+    os.truncate(path, 1 << 33)
+    assert refusal(path) == "the header has more than 67108864 bytes after 'x', expected fewer"
+
+
+def test_a_path_that_no_system_takes(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot be opened: embedded null"):
+        open_model(tmp_path / "a\0b")
