@@ -18,9 +18,22 @@ CUDA_EXTRA = os.environ.get("CUDA_EXTRA", "cuda13")
 OUTCOMES = {1: "a mismatch", 2: "something was not measured", 3: "it cannot be run or judged, the line above says why"}
 
 
+LOCKED = ((), ("build",), ("build", "dev"), ("cuda13", "dev"))
+"""The combinations of extras that CI installs: pinned with hashes in requirements/, written by `nox -s lock`."""
+
+
+def lock_path(*extras: str) -> Path:
+    """Return the file that pins what these extras need."""
+    return Path("requirements", f"{'-'.join(sorted(extras)) or 'base'}.txt")
+
+
 def install(session: nox.Session, *extras: str) -> None:
-    """Install the project, editable, with extras."""
-    session.install("-e", f".[{','.join(extras)}]" if extras else ".")
+    """Install the project, editable, with extras: as pinned where they are locked, else as pip resolves them."""
+    if tuple(sorted(extras)) in LOCKED:
+        session.install("--require-hashes", "-r", str(lock_path(*extras)))
+        session.install("--no-deps", "--no-build-isolation", "-e", ".")
+    else:
+        session.install("-e", f".[{','.join(extras)}]")
 
 
 def judge(session: nox.Session, *arguments: str) -> None:
@@ -62,6 +75,37 @@ def baseline(session: nox.Session) -> None:
     """Build the pinned llama.cpp, or find it in the cache: `-- --cuda --full` adds CUDA and its own programs."""
     install(session, "build")
     session.run("python", "-m", "baselines.llama_cpp", *session.posargs)
+
+
+@nox.session
+def corpus(session: nox.Session) -> None:
+    """Give malformed model files to both engines; `-- --write` records llama.cpp's verdicts and writes the page."""
+    install(session, "build")
+    judge(session, "corpus")
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Fuzz the parsers, guided by coverage, 150 s each; `-- TARGET --seconds N --found DIR`. Not part of CI."""
+    install(session, "dev", "fuzz")
+    session.run("python", "-m", "conformance.fuzz", *session.posargs)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Pin what CI installs, with hashes, for every supported Python and platform."""
+    session.install("uv")
+    for extras in LOCKED:
+        chosen = [argument for extra in extras for argument in ("--extra", extra)]
+        compile_lock(session, lock_path(*extras), "pyproject.toml", "requirements/backend.in", *chosen)
+    compile_lock(session, Path("requirements/nox.txt"), "requirements/nox.in")
+
+
+def compile_lock(session: nox.Session, out: Path, *sources: str) -> None:
+    """Resolve anew; the command that uv would name in the file is that of this session."""
+    options = ["--universal", "--python-version", "3.10", "--generate-hashes", "--no-annotate", "--upgrade", "--quiet"]
+    environment = {"UV_CUSTOM_COMPILE_COMMAND": "nox -s lock"}
+    session.run("uv", "pip", "compile", *options, *sources, "-o", str(out), env=environment)
 
 
 @nox.session

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.cli import app
+import sys
 
-app(prog_name="python -m conformance")
+from conformance.cli import app
+from conformance.gate import Outcome
+from engine.usage import run_app
+
+sys.exit(run_app(app, "python -m conformance", Outcome.CANNOT_RUN))

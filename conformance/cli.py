@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel
 
 from baselines.llama_cpp import pin
-from baselines.llama_cpp.build import BuildOptions
+from baselines.llama_cpp.build import BuildOptions, ensure_build
 from baselines.llama_cpp.progress import show_progress
 from conformance import golden as goldens
 from conformance.bench import commands as bench_commands
@@ -20,6 +20,7 @@ from conformance.command_line import Backends, CacheDir, Names, environment_erro
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
+from conformance.hostile import verdicts
 from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
 from conformance.records import DEFAULT_FOLDER, Record, read_records, remove_records
@@ -33,7 +34,6 @@ _SCHEMAS: dict[str, type[BaseModel]] = {"record": Record, "bench": BenchRecord, 
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich would take "[default: ...]" for markup
     help="Check an engine for Qwen3.5-class hybrid models against llama.cpp, token by token and bit by bit.",
@@ -151,6 +151,32 @@ def golden(
         goldens.write_golden(file.path, found)
     elif differing:
         raise typer.Exit(Outcome.MISMATCH)
+
+
+@app.command(epilog="Exit code: 0 all as recorded, 1 something differs, 3 this environment cannot run it.")
+def corpus(
+    write: Annotated[bool, typer.Option("--write", help="Record what llama.cpp does, and write the page.")] = False,
+    llama_cpp: Annotated[
+        Path | None, typer.Option(metavar="DIR", help=f"Your own shared build of llama.cpp b{pin.BUILD_NUMBER}.")
+    ] = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Give malformed model files to the engine and to llama.cpp; compare with what both are known to do."""
+    with environment_errors(), show_progress() as progress:
+        build = ensure_build(BuildOptions(llama_cpp=llama_cpp, cache_dir=cache_dir), progress)
+        progress.step("malformed files: the engine")
+        differing = verdicts.engine_faults()
+        progress.step("malformed files: llama.cpp")
+        found = verdicts.llama_verdicts(build, progress)
+        if write:
+            verdicts.write_verdicts(found)
+        known = verdicts.read_verdicts().cases
+    for id_, theirs in found.cases.items():
+        recorded = known[id_].verdict if id_ in known else "nothing"
+        if theirs.verdict != recorded:
+            differing.append(f"{id_}: llama.cpp {theirs.verdict}, recorded is {recorded}")
+    typer.echo("\n".join([*differing, f"{len(found.cases)} files, {len(differing)} not as expected"]))
+    raise typer.Exit(Outcome.MISMATCH if differing else Outcome.MATCH)
 
 
 @app.command()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from engine.errors import one_line
+
 
 class ConformanceError(Exception):
     """Base of every expected failure. The CLI prints it as `error: MESSAGE`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class ScenarioError(ConformanceError):

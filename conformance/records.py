@@ -115,7 +115,7 @@ def read_record(path: Path) -> Record:
     """Read one record; raise RecordError naming the file and what is wrong with it."""
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not a record: {error}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:

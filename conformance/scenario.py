@@ -18,19 +18,25 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conformance.errors import ScenarioError
-from engine.generate import PrefillMode
+from engine.errors import shown
+from engine.generate import MAX_N_CTX, MAX_N_THREADS, PrefillMode
 
 DEFAULT_FOLDER = Path(__file__).parent / "scenarios"
 CONTROL_BACKEND = "numpy"
 """The backend whose ops the negative controls replace."""
 _KINDS = ("tiny", "small", "27b", None)
+_MAX_N_BYTES, _MAX_DEPTH = 1 << 16, 8  # PyYAML takes some 50 us a number
+_TEXT, _SEQUENCE, _MAPPING = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
+_TAGS = {_TEXT, *(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))}
+Size = Annotated[int, Field(ge=1, lt=1 << 31)]
+"""A number that llama.cpp reads into an int."""
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Data(BaseModel):
     """Base of everything read from or written to disk: no unknown keys, no type conversion, never changed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelRef(Data):
@@ -56,13 +62,13 @@ class BaselineFlags(Data):
     override_tensor: "REGEX=BUFFER[,...]", null for none. split_mode: none keeps to the first GPU and needs one.
     """
 
-    threads: Annotated[int, Field(ge=1)]
-    n_gpu_layers: Annotated[int, Field(ge=0)]
+    threads: Annotated[int, Field(ge=1, le=MAX_N_THREADS)]
+    n_gpu_layers: Annotated[int, Field(ge=0, lt=1 << 31)]
     override_tensor: str | None
     split_mode: Literal["none", "layer"]
     flash_attn: Literal["on", "off"]
-    batch_size: Annotated[int, Field(ge=1)]
-    ubatch_size: Annotated[int, Field(ge=1)]
+    batch_size: Size
+    ubatch_size: Size
     repack: bool
 
     @property
@@ -171,12 +177,12 @@ class Scenario(Data):
     asks: Annotated[str, Field(min_length=1)]
     default: bool
     model: ModelRef
-    prompt_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-    n_predict: Annotated[int, Field(ge=1)]
-    n_ctx: Annotated[int, Field(ge=256, multiple_of=256)]
+    prompt_token_ids: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...], Field(min_length=1)]
+    n_predict: Size
+    n_ctx: Annotated[int, Field(ge=256, le=MAX_N_CTX, multiple_of=256)]
     type_k: Literal["f16"]
     type_v: Literal["f16"]
-    n_threads: Annotated[int, Field(ge=1)]
+    n_threads: Annotated[int, Field(ge=1, le=MAX_N_THREADS)]
     vram_budget_n_bytes: Annotated[int, Field(ge=1)] | None
     baseline: BaselineFlags
     backends: Annotated[tuple[Literal["numpy", "cuda"], ...], Field(min_length=1)]
@@ -245,13 +251,18 @@ class ScenarioFile:
 def load_scenario(path: Path) -> ScenarioFile:
     """Read and check one file; raise ScenarioError naming file, line, key, what was found and expected."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MAX_N_BYTES + 1)
+        if len(content) > _MAX_N_BYTES:
+            raise ScenarioError(f"{path}: has more than {_MAX_N_BYTES} bytes, expected a scenario")
+        text = content.decode()
+        _check_events(path, text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
             raise ScenarioError(f"{path}:1: the file is empty, expected a scenario")
-        _refuse_repeated_keys(path, root)
+        _check_node(path, root, yaml.SafeLoader(""))
         data = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that no system takes
         raise ScenarioError(f"{path}: cannot be read: {error}") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -314,18 +325,48 @@ def _find(name: str, known: dict[str, ScenarioFile], folder: Path) -> ScenarioFi
     raise ScenarioError(f"no scenario named {name!r}, expected a YAML file or one of: {', '.join(known)}")
 
 
-def _refuse_repeated_keys(path: Path, node: yaml.Node) -> None:
-    """Raise ScenarioError for a key given twice, which YAML itself would let the second one win."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
+def _check_events(path: Path, text: str) -> None:
+    """Raise ScenarioError for references, which a few lines can multiply to any size, and for deep nesting."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = f"{path}:{event.start_mark.line + 1 if event.start_mark else 1}"
+        if isinstance(event, yaml.AliasEvent):
+            raise ScenarioError(f"{line}: *{event.anchor} is a reference, expected the value itself")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ScenarioError(f"{line}: more than {_MAX_DEPTH} levels of nesting, expected fewer")
+
+
+def _check_node(path: Path, node: yaml.Node, loader: yaml.SafeLoader) -> None:
+    """Raise ScenarioError for what is no plain data, and for a key given twice, of which YAML lets the second win."""
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(path, node, loader)
+        return
+    if node.tag not in (_SEQUENCE, _MAPPING):
+        raise ScenarioError(f"{path}:{node.start_mark.line + 1}: found {node.tag!r}, expected a list or a mapping")
+    seen: set[str] = set()
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ((None, item) for item in node.value):
+        if key is not None:
+            if key.tag != _TEXT:
+                raise ScenarioError(f"{path}:{key.start_mark.line + 1}: found a key {key.tag!r}, expected text")
             if key.value in seen:
                 raise ScenarioError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
             seen.add(key.value)
-            _refuse_repeated_keys(path, value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_repeated_keys(path, item)
+        _check_node(path, value, loader)
+
+
+def _check_scalar(path: Path, node: yaml.ScalarNode, loader: yaml.SafeLoader) -> None:
+    """Raise ScenarioError for a date or another value that is none of JSON's, and for a number that is none."""
+    try:
+        if node.tag in _TAGS:
+            loader.construct_object(node)
+            return
+    except (ValueError, KeyError):  # a number of 5,000 digits; what an explicit tag calls a number
+        pass
+    found = f"{shown(node.value)} as {node.tag!r}"
+    raise ScenarioError(
+        f"{path}:{node.start_mark.line + 1}: found {found}, expected text (in quotes if need be), a number or a boolean"
+    )
 
 
 def _first_error(path: Path, root: yaml.Node, data: Any, error: ValidationError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import sys
@@ -25,24 +26,25 @@ from rich.progress import (
 )
 
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
-from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError
+from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError, shown
 from engine.generate import BACKENDS, Engine, Generation, TextStream, check_request, load_engine
 from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
 from engine.gguf.trunk import write_trunk
 from engine.inspect import inspect_report, render_plan
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, check_tensors
 from engine.model.weights import loaded_n_bytes
 from engine.placement import N_PACK
+from engine.usage import run_app
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # markup would swallow the defaults in brackets
     help="Run Qwen3.5-class hybrid GGUF models with results that are the same bits everywhere.",
 )
 
+_MAX_ID_DIGITS = 18
 _BUDGET_HELP = "Hard limit in bytes on weights and buffers (cuda); the CUDA context comes on top."
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -50,11 +52,14 @@ ContextSize = Annotated[int, typer.Option("-c", "--ctx-size", help="Positions in
 
 
 def main() -> None:
-    """Run the command line; an expected failure prints one line and exits with 1, a missing device with 3."""
+    """Run the command line; an expected failure prints one line and exits with 1, a missing device with 3.
+
+    Wrong arguments are an expected failure.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:
-        app()
+        sys.exit(run_app(app, "python -m engine", 1))
     except MemoryError as error:
         print(f"error: out of memory: {error}; try a smaller -c", file=sys.stderr)
         sys.exit(1)
@@ -102,6 +107,9 @@ def generate(
     vram_budget: Annotated[int | None, typer.Option(help=_BUDGET_HELP)] = None,
     scheduling: Annotated[str, typer.Option(help="How the host waits: spin or auto (cuda).")] = "spin",
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at an end token.")] = False,
+    check_weights: Annotated[
+        bool, typer.Option("--check-weights", help="Read all weights first and refuse NaN and infinity.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Generate greedily: stream the text, then print speeds and hashes."""
@@ -109,14 +117,14 @@ def generate(
     if (prompt is None) == (prompt_ids is None):
         raise RequestError("give the prompt either as text with -p or as ids with --prompt-ids")
     tokenizer = _tokenizer(file, needed=prompt is not None)
-    ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else _parse_ids(prompt_ids or "")
+    ids = tokenizer.encode(prompt) if tokenizer and prompt is not None else parse_ids(prompt_ids or "")
     check_request(ModelConfig.from_model(file), n_ctx, ids, n_predict)
-    engine = _load(file, n_ctx, backend, vram_budget, scheduling, threads)
+    engine = _load(file, n_ctx, backend, vram_budget, scheduling, threads, check_weights)
     end_ids = frozenset() if ignore_eos or tokenizer is None else tokenizer.end_ids
     printer = _Printer(tokenizer, quiet=as_json)
     result = engine.run(ids, n_predict, end_ids=end_ids, on_token=printer.token)
     printer.finish()
-    summary = _summary(engine, result, printer.text)
+    summary = _summary(engine, result, printer.data.decode(errors="replace"))
     if as_json:
         print(json.dumps(summary))
     else:
@@ -198,10 +206,18 @@ def prompt_bench(
 
 
 def _load(
-    file: ModelFile, n_ctx: int, backend: str, vram_budget: int | None, scheduling: str, threads: int | None = None
+    file: ModelFile,
+    n_ctx: int,
+    backend: str,
+    vram_budget: int | None,
+    scheduling: str,
+    threads: int | None = None,
+    check_weights: bool = False,
 ) -> Engine:
     """Load with progress on stderr, after the memory plan of a device backend."""
-    with _bar("loading", loaded_n_bytes(file, ModelConfig.from_model(file))) as advance:
+    config = ModelConfig.from_model(file)
+    check_tensors(file, config)
+    with _bar("loading", loaded_n_bytes(file, config)) as advance:
         return load_engine(
             file,
             n_ctx=n_ctx,
@@ -209,6 +225,7 @@ def _load(
             n_threads=threads,
             vram_budget=vram_budget,
             scheduling=scheduling,
+            check_weights=check_weights,
             on_plan=lambda plan: print(render_plan(plan), file=sys.stderr),
             progress=advance,
         )
@@ -226,7 +243,7 @@ def _bench_engine(
     """Return the engine and the prompt, checked before the model is loaded."""
     file = open_model(model)
     config = ModelConfig.from_model(file)
-    ids = default_prompt_ids(config.n_vocab) if prompt_ids is None else _parse_ids(prompt_ids)
+    ids = default_prompt_ids(config.n_vocab) if prompt_ids is None else parse_ids(prompt_ids)
     check_request(config, n_ctx, ids, n_predict)
     return _load(file, n_ctx, backend, vram_budget, scheduling), ids
 
@@ -302,12 +319,12 @@ def _tokenizer(file: ModelFile, needed: bool) -> Tokenizer | None:
         return None
 
 
-def _parse_ids(text: str) -> list[int]:
+def parse_ids(text: str) -> list[int]:
     """Parse ids separated by commas or blanks."""
     words = text.replace(",", " ").split()
     for word in words:
-        if not word.isascii() or not word.isdigit():
-            raise RequestError(f"--prompt-ids has {word!r}, expected token ids such as 1,2,3")
+        if not word.isascii() or not word.isdigit() or len(word) > _MAX_ID_DIGITS:
+            raise RequestError(f"--prompt-ids has {shown(word)}, expected token ids such as 1,2,3")
     return [int(word) for word in words]
 
 
@@ -326,21 +343,31 @@ class _Printer:
     def __init__(self, tokenizer: Tokenizer | None, quiet: bool) -> None:
         self._tokenizer, self._quiet = tokenizer, quiet
         self._stream = TextStream()
-        self.text = ""
+        self.data = b""
 
     def token(self, token: int) -> None:
         if self._tokenizer is None:
-            self._put(f"{token} ")
+            self._put(b"%d " % token)
         else:
             self._put(self._stream.feed(self._tokenizer.token_bytes(token)))
 
     def finish(self) -> None:
         self._put(self._stream.finish())
 
-    def _put(self, text: str) -> None:
-        self.text += text
+    def _put(self, piece: bytes) -> None:
+        self.data += piece
         if not self._quiet:
-            print(text, end="", flush=True)
+            _write(piece)
+
+
+def _write(piece: bytes) -> None:
+    """Write text to standard output, byte by byte as it is where that takes UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name == "utf-8":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    else:
+        print(piece.decode(errors="replace"), end="", flush=True)
 
 
 def _summary(engine: Engine, result: Generation, text: str) -> dict[str, Any]:

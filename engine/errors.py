@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+_MAX_MESSAGE, _MAX_VALUE = 600, 120
+
+
+def one_line(text: str) -> str:
+    """Return text as one printable line of at most 600 characters: names and values in it may come from any file."""
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    half = _MAX_MESSAGE // 2
+    return line if len(line) <= _MAX_MESSAGE else f"{line[:half]} [...] {line[-half:]}"
+
+
+def shown(value: object) -> str:
+    """Return how a message shows a value found in a file: its repr, cut after 120 characters."""
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]!r}..."
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
+
 
 class EngineError(Exception):
     """Base of every expected failure. The CLI prints it as `error: MESSAGE` and exits with 1."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class ModelFileError(EngineError):

@@ -18,8 +18,9 @@ from threadpoolctl import threadpool_limits
 
 from engine.decoder import Decoder
 from engine.errors import RequestError
+from engine.finite import check_finite
 from engine.gguf.reader import ModelFile, open_model
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, check_tensors
 from engine.model.forward import forward
 from engine.model.state import DecodeState, new_state
 from engine.model.weights import LoadProgress, Weights, load_weights
@@ -29,6 +30,9 @@ from engine.reference.ops import NumpyOps
 
 PrefillMode = Literal["layer_major", "token_major"]
 BACKENDS = ("numpy", "cuda")
+MAX_N_CTX = 1_600_000
+"""Positions up to which the reduction of the RoPE angle is exact (docs/numerics.md)."""
+MAX_N_THREADS = 1024
 SCHEDULING = ("spin", "auto")
 
 
@@ -100,6 +104,7 @@ class Engine:
 
         with _quiet_single_blas():
             for i in range(0, len(prompt_ids), chunk):
+                self.model.check_whole()
                 logits = self.ops.append(run, state, prompt_ids[i : i + chunk], pack)
         return state, self.ops.to_host(logits)[-1]
 
@@ -148,6 +153,7 @@ class Engine:
                     on_token(token)
                 if decoder is None or len(ids) == n_predict or token in end_ids:
                     break
+                self.model.check_whole()
                 start = time.perf_counter_ns()
                 token = decoder.step(force_ids[len(ids) - 1] if force_ids is not None else token)
                 step_time_ns.append(time.perf_counter_ns() - start)
@@ -201,6 +207,7 @@ def load_engine(
     n_threads: int | None = None,
     vram_budget: int | None = None,
     scheduling: str = "spin",
+    check_weights: bool = False,
     wrap_ops: OpsWrapper | None = None,
     on_plan: OnPlan | None = None,
     progress: LoadProgress | None = None,
@@ -209,11 +216,14 @@ def load_engine(
 
     n_threads (numpy) defaults to the physical cores; results do not depend on it. vram_budget (cuda) is a hard
     limit in bytes on device memory; scheduling (cuda) is how the host waits, "spin" or "auto"; on_plan (cuda) gets
-    the memory plan before anything is copied. wrap_ops may put a wrapper around the backend's ops. Raises
+    the memory plan before anything is copied. check_weights reads the file once more, for NaN and infinity, before a
+    device is opened. wrap_ops may put a wrapper around the backend's ops. Raises
     ModelFileError, RequestError, PlacementError, or NoDeviceError where the backend cannot run.
     """
-    if n_ctx < 1:
-        raise RequestError(f"-c is {n_ctx}, expected at least 1")
+    if not 1 <= n_ctx <= MAX_N_CTX:
+        raise RequestError(f"-c is {n_ctx}, expected 1 to {MAX_N_CTX}")
+    if n_threads is not None and not 1 <= n_threads <= MAX_N_THREADS:
+        raise RequestError(f"-t is {n_threads}, expected 1 to {MAX_N_THREADS}")
     if backend not in BACKENDS:
         raise RequestError(f"--backend is {backend!r}, expected one of: {', '.join(BACKENDS)}")
     if scheduling not in SCHEDULING:
@@ -223,13 +233,17 @@ def load_engine(
     start = time.perf_counter_ns()
     file = model if isinstance(model, ModelFile) else open_model(model)
     config = ModelConfig.from_model(file)
+    check_tensors(file, config)
+    if check_weights:
+        check_finite(file, config)
     if backend == "numpy":
         ops: Ops = NumpyOps(config, n_threads or psutil.cpu_count(logical=False) or 1)
     else:
         ops = _open_cuda(file, config, n_ctx, vram_budget, scheduling, on_plan)
     if wrap_ops:
         ops = wrap_ops(ops)
-    weights = load_weights(file, config, ops, progress or (lambda n_bytes: None))
+    with _quiet_single_blas():
+        weights = load_weights(file, config, ops, progress or (lambda n_bytes: None))
     return Engine(file, config, ops, weights, n_ctx, time.perf_counter_ns() - start)
 
 
@@ -260,18 +274,18 @@ def _open_cuda(
 
 
 class TextStream:
-    """Joins the bytes of tokens into text: a character split over tokens is held back until it is whole.
+    """Joins the bytes of tokens: a character split over tokens is held back until it is whole, no byte is changed.
 
-    Bytes that are no UTF-8 come out as U+FFFD.
+    Bytes that are no UTF-8 come out as they are, as soon as it is clear that no character begins with them.
     """
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
 
-    def feed(self, piece: bytes) -> str:
-        """Return the text that is complete after `piece`."""
-        return self._decoder.decode(piece)
+    def feed(self, piece: bytes) -> bytes:
+        """Return what is complete after `piece`."""
+        return self._decoder.decode(piece).encode("utf-8", "surrogateescape")
 
-    def finish(self) -> str:
+    def finish(self) -> bytes:
         """Return what was held back."""
-        return self._decoder.decode(b"", final=True)
+        return self._decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")

@@ -173,6 +173,14 @@ class WorkerSession:
         self._folder.cleanup()
 
 
+def try_model(build: LlamaBuild, model: Path, *, deadline_s: float) -> ProcessResult:
+    """Have llama.cpp load whatever is at `model` and decode token 0; nothing is checked before it does."""
+    request = WorkerRequest(model, [0], 1, 256, want_logits=False, deadline_s=deadline_s)
+    with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
+        argv = _argv(build, request, Path(name))
+        return run_process(argv, deadline_s=deadline_s, env=library_environment(build, hide_gpus=True))
+
+
 def tokenize(
     build: LlamaBuild,
     model: Path,

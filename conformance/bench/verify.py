@@ -36,7 +36,7 @@ from conformance.scenario import (
 from engine.generate import token_ids_le64_sha256
 
 PUBLISHED_FOLDER = Path("results")
-_NO_ROWS = ("schema", "facts")
+_NO_ROWS = ("schema", "facts", "hostile")
 _TOLERANCE = 1e-12
 _PASSES: dict[str, Callable[[Any, Any], bool]] = {
     "finite": lambda value, limit: value == limit,
@@ -108,7 +108,7 @@ def verify_record(record: Record, scenarios: dict[str, Scenario]) -> Iterator[st
 
 
 def _rows(path: Path) -> list[Path]:
-    """Return the records at `path`: itself, or those below it, without schemas and facts, which are no records."""
+    """Return the records at `path`: itself, or those below it, without schemas, facts and verdicts on files, which are no records."""
     if path.is_file():
         return [path]
     if not path.is_dir():

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +13,15 @@ from typer.testing import CliRunner, Result
 
 from baselines.errors import BuildError
 from conformance import cli, fixtures, llama_builds
+from conformance.gate import Outcome
 from conformance.models import ModelSummary
 from conformance.records import Record, read_records, write_record
 from conformance.runner import Runner
 from conformance.scenario import ScenarioFile, load_scenario
 from conformance.subject import ReportProgress, SubjectRequest, SubjectResult
 from conformance.tests.fakes import BASELINE_NAME, FakeLlama, content, on_gpu, run_here, write_scenario
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _invoke(*argv: str | Path) -> Result:
@@ -206,3 +211,18 @@ def test_golden_makes_a_fixture_anew(short: ScenarioFile, tmp_path: Path, monkey
     result = _invoke("golden", path, "--write")
     assert result.exit_code == 0, result.output
     assert load_scenario(path).scenario.model.sha256 == "cd" * 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no command; python -m conformance --help lists them"),
+        (("run", "--fly"), "No such option: --fly"),
+        (("gate", "a", "b"), "Got unexpected extra argument"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_not_taken_for_not_measured(arguments: tuple[str, ...], message: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "conformance", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == Outcome.CANNOT_RUN
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1

@@ -149,3 +149,19 @@ def test_all_models_of_a_record_are_covered_by_these_tests() -> None:
 def test_the_engine_is_identified_by_its_source() -> None:
     assert re.fullmatch("[0-9a-f]{64}", engine_source_sha256())
     assert engine_source_sha256() == engine_source_sha256()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "not a record: "),
+        ("9" * 5000, "not a record: "),
+        ("\xff", "not a record: "),
+        ('{"schema_version": 1, "a\\nb": 1}', "Field required"),
+    ],
+)
+def test_what_is_no_record_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "r.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RecordError, match=message) as caught:
+        read_record(tmp_path / "r.json")
+    assert str(caught.value).isprintable()

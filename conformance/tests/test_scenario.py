@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from conformance.errors import ScenarioError
 from conformance.models import PRESETS, prompt_ids
 from conformance.scenario import (
+    DEFAULT_FOLDER,
     Scenario,
     ScenarioFile,
     all_scenarios,
@@ -225,3 +227,19 @@ def test_two_scenarios_of_one_name_are_refused(tmp_path: Path) -> None:
     path = write_scenario(tmp_path / "mine.yaml", content("m.gguf", SHA256) | {"name": "tiny-c512"})
     with pytest.raises(ScenarioError, match=r"another scenario of this run is named 'tiny-c512'"):
         select_scenarios([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("deadline_s", ".inf", "deadline_s is Infinity, expected a finite number"),
+        ("deadline_s", ".nan", "deadline_s is NaN, expected a finite number"),
+        ("n_threads", "1025", "n_threads is 1025, expected less than or equal to 1024"),
+        ("n_ctx", "1600256", "n_ctx is 1600256, expected less than or equal to 1600000"),
+    ],
+)
+def test_numbers_that_no_run_could_use(tmp_path: Path, key: str, value: str, says: str) -> None:
+    text = (DEFAULT_FOLDER / "tiny-c512.yaml").read_text()
+    changed = re.sub(rf"^{key}: .*$", f"{key}: {value}", text, flags=re.MULTILINE)
+    assert changed != text
+    assert _error(tmp_path, changed).endswith(says)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
+import mmap
+import os
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, BinaryIO, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from engine.errors import ModelFileError
+from engine.errors import ModelFileError, shown
+from engine.gguf.header import NUMBERS, HeaderError, TensorEntry, Value, read_header
 
 __all__ = ["SUPPORTED_TYPES", "Metadata", "ModelFile", "TensorInfo", "open_model"]
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S")
 
-_VERSIONS = (2, 3)
-_MAX_DIMS = 4
-_HEADER_N_BYTES = 24
-_ARRAY_HEADER_N_BYTES = 12
+_DEFAULT_ALIGNMENT = 32
+_MAX_BLOCK_DIGITS = 9
 _KIND_NAMES: dict[type, str] = {
     int: "an integer",
     float: "a float",
@@ -68,7 +70,8 @@ class TensorInfo:
         """N for a tensor named `blk.N.…`, None for any other."""
         prefix, _, rest = self.name.partition(".")
         number = rest.partition(".")[0]
-        return int(number) if prefix == "blk" and number.isascii() and number.isdigit() else None
+        is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_BLOCK_DIGITS
+        return int(number) if prefix == "blk" and is_number else None
 
 
 class Metadata(Mapping[str, Any]):
@@ -78,40 +81,37 @@ class Metadata(Mapping[str, Any]):
     surrogates (`surrogateescape`), so that nothing is lost.
     """
 
-    def __init__(self, fields: Mapping[str, ReaderField]) -> None:
-        self._fields = fields
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = values
 
     def __getitem__(self, key: str) -> Any:
-        entry = self._fields[key]
-        payload = entry.parts[entry.data[0]]
-        if entry.types[0] == GGUFValueType.STRING:
-            return _text(payload.tobytes())
-        if entry.types[0] != GGUFValueType.ARRAY:
-            return payload.tolist()[0]
-        if entry.types[1] == GGUFValueType.STRING:
-            return _strings(payload.tobytes())
-        return payload.tolist()
+        value = self._values[key]
+        if value.type == GGUFValueType.STRING:
+            return _text(value.data)
+        if value.item_type == GGUFValueType.STRING:
+            return _strings(value.data)
+        if value.item_type is None:
+            return np.frombuffer(value.data, NUMBERS[value.type]).tolist()[0]
+        return np.frombuffer(value.data, NUMBERS[value.item_type]).tolist()
 
     def __contains__(self, key: object) -> bool:
-        return key in self._fields  # the inherited method would decode the value
+        return key in self._values  # the inherited method would decode the value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return len(self._values)
 
     def array_length(self, key: str) -> int | None:
         """Return the length of the array `key` without decoding it; None if there is no such array."""
-        entry = self._fields.get(key)
-        if entry is None or entry.types[0] != GGUFValueType.ARRAY:
-            return None
-        return int(entry.parts[entry.data[0] - 1][0])
+        value = self._values.get(key)
+        return None if value is None else value.length
 
     def value_type(self, key: str) -> tuple[GGUFValueType, GGUFValueType | None]:
         """Return the GGUF type of `key` and, for an array, the type of its entries."""
-        types = self._fields[key].types
-        return types[0], types[1] if len(types) > 1 else None
+        value = self._values[key]
+        return value.type, value.item_type
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ class ModelFile:
     alignment: int
     metadata: Metadata
     tensors: dict[str, TensorInfo]
-    _bytes: npt.NDArray[np.uint8] = field(repr=False)
+    _map: mmap.mmap = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -131,9 +131,20 @@ class ModelFile:
         return self.path.name
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a tensor as (n_rows, row_n_bytes) u8, a read-only view into the memory map."""
+        """Return the bytes of a tensor as (n_rows, row_n_bytes) u8, a read-only view into the memory map.
+
+        Raises ModelFileError if the file has none of that name or has become shorter.
+        """
         info = self.tensor(name)
-        return self._bytes[info.offset : info.offset + info.n_bytes].reshape(info.n_rows, info.row_n_bytes)
+        self.check_whole()
+        data = np.frombuffer(self._map, np.uint8, info.n_bytes, info.offset)
+        return data.reshape(info.n_rows, info.row_n_bytes)
+
+    def check_whole(self) -> None:
+        """Raise ModelFileError if the file has become shorter: the system ends a process that reads what is gone."""
+        n_bytes = self._map.size()
+        if n_bytes < self.n_bytes:
+            raise self.error(f"the file shrank to {n_bytes} bytes while it was in use, expected {self.n_bytes}")
 
     def tensor(self, name: str) -> TensorInfo:
         """Return the directory entry of a tensor; raises ModelFileError if the file has none of that name."""
@@ -160,9 +171,11 @@ class ModelFile:
         """Return the array `key`, all of whose entries are of `kind`; raises ModelFileError otherwise."""
         values = self.require(key, list)
         if any(type(value) is not kind for value in values[:1]):  # GGUF arrays have one type throughout
-            raise self.error(f"key {key} is an array of {values[0]!r} and the like, not of {kind.__name__}")
-        if kind is str and not _is_utf8(values):
-            raise self.error(f"key {key} has an entry that is not UTF-8")
+            found = f"an array of {shown(values[0])} and the like"
+            raise self.error(f"key {key} is {found}, expected each entry to be {_KIND_NAMES[kind]}")
+        wrong = next((n for n, value in enumerate(values) if kind is str and not _is_utf8(value)), None)
+        if wrong is not None:
+            raise self.error(f"key {key} has entry {wrong} {shown(_bytes(values[wrong]))}, expected UTF-8")
         return values
 
     def error(self, problem: str) -> ModelFileError:
@@ -172,149 +185,76 @@ class ModelFile:
     def _of_kind(self, key: str, kind: type[T]) -> T:
         value = self.metadata[key]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            shown = f"an array of {len(value)}" if isinstance(value, list) else repr(value)
-            raise self.error(f"key {key} is {shown}, expected {_KIND_NAMES[kind]}")
+            found = f"an array of {len(value)}" if isinstance(value, list) else shown(value)
+            raise self.error(f"key {key} is {found}, expected {_KIND_NAMES[kind]}")
         return value
 
 
 def open_model(path: str | Path) -> ModelFile:
-    """Open a GGUF file and check its header; only header pages are read, tensor bytes stay on disk.
+    """Open a GGUF file and check its header; only the header is read, tensor bytes stay on disk.
 
     Raises ModelFileError, one line naming the file and the tensor or key, when the file cannot be read, is
     not a little-endian GGUF of version 2 or 3, is cut short, is one part of a split model, or holds a tensor
     of an unsupported type, a row that is not whole blocks, a duplicate or a misplaced tensor.
     """
     path = Path(path)
-    n_bytes = _check_start(path)
     try:
-        header = _Header(path)
-    except _HeaderError as error:
+        # opening a named pipe would wait for a writer
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return _open(path, file)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or the file shrank to nothing just now
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelFileError(f"{path.name}: cannot be opened: {reason}") from None
+    except HeaderError as error:
         raise ModelFileError(f"{path.name}: {error}") from None
-    except (ValueError, KeyError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"{path.name}: header cannot be read: {error.args[0]}") from None
-    metadata = Metadata({key: entry for key, entry in header.fields.items() if not key.startswith("GGUF.")})
-    view = np.asarray(header.data)
-    model = ModelFile(path, n_bytes, int(header.alignment), metadata, header.directory, view)
-    _check_extents(model, int(header.data_offset))
+
+
+def _open(path: Path, file: BinaryIO) -> ModelFile:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise HeaderError("is not a regular file, expected a GGUF file")
+    header = read_header(file, status.st_size)
+    metadata = Metadata(header.values)
+    alignment = _alignment(metadata)
+    data_start = -(-header.n_bytes // alignment) * alignment
+    tensors = {entry.name: _tensor_info(entry, data_start) for entry in header.tensors}
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    model = ModelFile(path, status.st_size, alignment, metadata, tensors, mapped)
+    _check_extents(model, data_start)
     n_parts = model.optional("split.count", int, 1)
     if n_parts > 1:
         raise model.error(f"key split.count is {n_parts}, expected a single file: join the parts first")
     return model
 
 
-class _HeaderError(Exception):
-    """A header field that cannot be used; the message lacks only the file name."""
+def _alignment(metadata: Metadata) -> int:
+    """Return what tensors are aligned to, in bytes."""
+    key = "general.alignment"
+    if key not in metadata:
+        return _DEFAULT_ALIGNMENT
+    value, kind = metadata[key], metadata.value_type(key)[0]
+    if kind != GGUFValueType.UINT32 or value < 1 or value & (value - 1):
+        raise HeaderError(f"key {key} is {shown(value)} ({kind.name}), expected a power of two (UINT32)")
+    return int(value)
 
 
-class _Header(GGUFReader):
-    """GGUFReader that checks every read against the end of the file, and takes an array as one block.
-
-    The base class makes several NumPy views per array entry, which takes many seconds for a vocabulary of
-    248,320 tokens, and builds data views without checking that the file has the bytes.
-    """
-
-    directory: dict[str, TensorInfo]
-
-    def _get(
-        self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: str | None = None
-    ) -> npt.NDArray[Any]:
-        item = np.dtype(dtype)
-        if offset + item.itemsize * int(count) > self.data.nbytes:
-            after = f" after {self._last_text!r}" if self._last_text else ""
-            raise _HeaderError(f"truncated: the file ends at byte {self.data.nbytes}, in the header{after}")
-        return np.frombuffer(self.data, item, int(count), int(offset))
-
-    _last_text = ""
-
-    def _get_str(self, offset: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        length, text = super()._get_str(offset)
-        self._last_text = _text(text[:64].tobytes())
-        return length, text
-
-    def _get_field_parts(
-        self, orig_offs: int, raw_type: int
-    ) -> tuple[int, list[npt.NDArray[Any]], list[int], list[GGUFValueType]]:
-        if self._value_type(raw_type) != GGUFValueType.ARRAY:
-            size, parts, indexes, types = super()._get_field_parts(orig_offs, raw_type)
-            return size, parts, indexes, types
-        item_type = self._value_type(self._get(orig_offs, np.uint32)[0])
-        length = self._get(orig_offs + 4, np.uint64)
-        payload = self._array(orig_offs + _ARRAY_HEADER_N_BYTES, item_type, int(length[0]))
-        n_bytes = _ARRAY_HEADER_N_BYTES + payload.nbytes
-        return n_bytes, [length, payload], [1], [GGUFValueType.ARRAY, item_type]
-
-    def _value_type(self, raw_type: int) -> GGUFValueType:
-        try:
-            return GGUFValueType(int(raw_type))
-        except ValueError:
-            raise _HeaderError(f"key {self._last_text} has value type {raw_type}, expected 0 to 12") from None
-
-    def _array(self, start: int, item_type: GGUFValueType, length: int) -> npt.NDArray[Any]:
-        scalar = self.gguf_scalar_to_np.get(item_type)
-        if scalar is not None:
-            return self._get(start, scalar, length)
-        if item_type != GGUFValueType.STRING:
-            raise _HeaderError(f"key {self._last_text} is an array of arrays, expected numbers or strings")
-        return self._get(start, np.uint8, self._strings_end(start, length) - start)
-
-    def _strings_end(self, start: int, length: int) -> int:
-        """Return the offset just past `length` strings; a plain loop over the map, 0.1 us a string."""
-        read, end, n_bytes = struct.Struct("<Q").unpack_from, start, self.data.nbytes
-        buffer = self.data.data
-        for _ in range(length):
-            if end + 8 > n_bytes:
-                break
-            end += 8 + read(buffer, end)[0]
-        return end if end <= n_bytes else n_bytes + 1
-
-    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
-        self.directory = {}
-        for entry in fields:
-            if entry.name in self.directory:
-                raise _HeaderError(f"tensor {entry.name} occurs twice in the directory")
-            self.directory[entry.name] = _tensor_info(entry, int(start_offs))
-
-
-def _check_start(path: Path) -> int:
-    """Return the size of the file in bytes after checking magic, byte order, version and counts."""
-    try:
-        n_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(_HEADER_N_BYTES)
-    except OSError as error:
-        raise ModelFileError(f"{path.name}: cannot be opened: {error.strerror}") from None
-    if start[:4] != b"GGUF":
-        raise ModelFileError(f"{path.name}: not a GGUF file: starts with {start[:4]!r}, expected b'GGUF'")
-    if len(start) < _HEADER_N_BYTES:
-        raise ModelFileError(f"{path.name}: truncated: the file ends at byte {len(start)}, in the header")
-    version, n_tensors, n_kv = struct.unpack("<IQQ", start[4:])
-    if version & 0xFFFF == 0:
-        raise ModelFileError(f"{path.name}: big-endian GGUF, expected little-endian")
-    if version not in _VERSIONS:
-        raise ModelFileError(f"{path.name}: GGUF version {version}, expected 2 or 3")
-    if n_tensors + n_kv > n_bytes:
-        raise ModelFileError(f"{path.name}: {n_tensors} tensors and {n_kv} keys cannot fit into {n_bytes} bytes")
-    return n_bytes
-
-
-def _tensor_info(entry: ReaderField, data_start: int) -> TensorInfo:
+def _tensor_info(entry: TensorEntry, data_start: int) -> TensorInfo:
     """Check one directory entry and compute its extent."""
-    _, _, _, dims, raw_type, offset = entry.parts
-    shape = tuple(int(n) for n in dims)
+    shape = entry.shape
     try:
-        type_name = GGMLQuantizationType(int(raw_type[0])).name
+        type_name = GGMLQuantizationType(entry.type_number).name
     except ValueError:
-        type_name = f"number {int(raw_type[0])}"
+        type_name = f"number {entry.type_number}"
     if type_name not in SUPPORTED_TYPES:
         supported = ", ".join(SUPPORTED_TYPES)
-        raise _HeaderError(f"tensor {entry.name} has type {type_name}, expected one of {supported}")
-    if not 1 <= len(shape) <= _MAX_DIMS or min(shape) < 1:
-        raise _HeaderError(f"tensor {entry.name} has shape {list(shape)}, expected 1 to 4 positive sizes")
+        raise HeaderError(f"tensor {entry.name} has type {type_name}, expected one of {supported}")
+    if min(shape) < 1:
+        raise HeaderError(f"tensor {entry.name} has shape {list(shape)}, expected 1 to 4 positive sizes")
     block, block_n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     if shape[0] % block:
-        raise _HeaderError(f"tensor {entry.name} ({type_name}) has rows of {shape[0]}, not a multiple of {block}")
+        raise HeaderError(f"tensor {entry.name} ({type_name}) has rows of {shape[0]}, expected a multiple of {block}")
     n_bytes = math.prod(shape) // block * block_n_bytes
-    return TensorInfo(entry.name, shape, type_name, data_start + int(offset[0]), n_bytes)
+    return TensorInfo(entry.name, shape, type_name, data_start + entry.offset, n_bytes)
 
 
 def _check_extents(model: ModelFile, data_start: int) -> None:
@@ -323,17 +263,18 @@ def _check_extents(model: ModelFile, data_start: int) -> None:
     for info in model.tensors.values():
         if info.offset != expected:
             raise model.error(f"tensor {info.name} starts at byte {info.offset}, expected {expected}")
-        expected += -(-info.n_bytes // model.alignment) * model.alignment
-    for info in model.tensors.values():
         missing = info.offset + info.n_bytes - model.n_bytes
         if missing > 0:
             found = f"ends at byte {info.offset + info.n_bytes}, the file at {model.n_bytes}"
             raise model.error(f"truncated: tensor {info.name} {found}: {missing} bytes are missing")
+        expected += -(-info.n_bytes // model.alignment) * model.alignment
+    if model.n_bytes > expected:
+        raise model.error(f"{model.n_bytes - expected} bytes follow the last tensor, expected the file to end there")
 
 
-def _is_utf8(texts: list[str]) -> bool:
+def _is_utf8(text: str) -> bool:
     try:
-        "".join(texts).encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -343,11 +284,15 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _strings(data: bytes) -> list[str]:
     """Decode the payload of a GGUF string array: a u64 length and the bytes, repeated."""
     read, start, texts = struct.Struct("<Q").unpack_from, 0, []
     while start < len(data):
         end = start + 8 + read(data, start)[0]
-        texts.append(data[start + 8 : end].decode("utf-8", "surrogateescape"))
+        texts.append(_text(data[start + 8 : end]))
         start = end
     return texts

@@ -163,6 +163,6 @@ def _token_types(model: ModelFile, n_tokens: int) -> list[int]:
     if key not in model.metadata:
         return [TokenType.NORMAL] * n_tokens
     types = model.require_array(key, int)
-    if len(types) < n_tokens:
+    if len(types) != n_tokens:
         raise model.error(f"key {key} has {len(types)} entries, expected {n_tokens}")
     return types

@@ -60,6 +60,8 @@ class ModelConfig:
         n_block, n_nextn = keys.positive("block_count"), keys.count("nextn_predict_layers", 0)
         interval = keys.positive("full_attention_interval", _DEFAULT_FULL_ATTENTION_INTERVAL)
         n_layer = n_block - n_nextn
+        if n_block > len(model.tensors):
+            raise keys.wrong("block_count", n_block, f"at most {len(model.tensors)}, the number of tensors in the file")
         if n_layer < 1:
             raise keys.wrong("nextn_predict_layers", n_nextn, f"less than block_count ({n_block})")
         attention = range(interval - 1, n_layer, interval) or range(n_layer)
@@ -76,7 +78,7 @@ class ModelConfig:
             n_head_kv=keys.per_layer("attention.head_count_kv", attention, n_block, n_head),
             head_dim=head_dim,
             n_rot=keys.positive("rope.dimension_count", head_dim),
-            rope_freq_base=keys.positive_float("rope.freq_base", _DEFAULT_ROPE_FREQ_BASE),
+            rope_freq_base=_rope_freq_base(keys),
             rope_sections=_rope_sections(keys),
             rms_eps=keys.positive_float("attention.layer_norm_rms_epsilon"),
             ssm_d_conv=keys.positive("ssm.conv_kernel"),
@@ -227,6 +229,15 @@ def _n_vocab(model: ModelFile) -> int:
         wanted = f"{n_tokens}, one for each entry of tokenizer.ggml.tokens"
         raise model.error(f"tensor token_embd.weight has {shape[1]} rows, expected {wanted}")
     return shape[1]
+
+
+def _rope_freq_base(keys: _Keys) -> float:
+    """Read the base of the RoPE frequencies; below 1 they would grow from pair to pair."""
+    key = "rope.freq_base"
+    value = keys.positive_float(key, _DEFAULT_ROPE_FREQ_BASE)
+    if value < 1:
+        raise keys.wrong(key, value, "at least 1")
+    return value
 
 
 def _rope_sections(keys: _Keys) -> tuple[int, int, int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.gguf.reader import ModelFile
-from engine.model.config import ModelConfig, check_tensors, expected_tensors
+from engine.model.config import ModelConfig, expected_tensors
 from engine.ops import Array, Matrix, Ops
 
 LoadProgress = Callable[[int], None]
@@ -134,11 +134,10 @@ class _Loader:
 
 
 def load_weights(model: ModelFile, config: ModelConfig, ops: Ops, progress: LoadProgress) -> Weights:
-    """Load the trunk of `model` through `ops`; raises ModelFileError when a tensor is missing or misshapen.
+    """Load the trunk of `model`, whose tensors `check_tensors` has found in order, through `ops`.
 
     A tied file has no output.weight: the head is then the embedding table, loaded as a matrix as well.
     """
-    check_tensors(model, config)
     loader = _Loader(model, ops, progress)
     embedding = model.tensor("token_embd.weight")
     layers = tuple(

@@ -24,6 +24,7 @@ __all__ = [
     "QuantPlanes",
     "dequantize",
     "is_quantized",
+    "scales",
 ]
 
 
@@ -66,3 +67,14 @@ def dequantize(type_name: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     if type_name in FLOAT_FORMATS:
         return FLOAT_FORMATS[type_name](np.ascontiguousarray(raw))
     return QUANT_FORMATS[type_name].planes(raw).dequantize()
+
+
+def scales(type_name: str, raw: NDArray[np.uint8]) -> dict[str, NDArray[np.floating[Any]]]:
+    """Return what decides whether the weights of raw (n_rows, row_n_bytes) u8 are finite, a row in front each.
+
+    Those are the f16 scales d and dmin of a block format, and the weights themselves of a float format.
+    """
+    if type_name in FLOAT_FORMATS:
+        return {"weight": FLOAT_FORMATS[type_name](np.ascontiguousarray(raw))}
+    blocks = np.ascontiguousarray(raw).view(QUANT_FORMATS[type_name].block)
+    return {field: blocks[field] for field in ("d", "dmin") if field in (blocks.dtype.names or ())}

@@ -62,6 +62,15 @@ def test_text_ends_with_speeds_and_hashes(
     ("arguments", "message"),
     [
         (("-n", 0), "-n is 0, expected at least 1"),
+        (("-n", -1), "-n is -1, expected at least 1"),
+        (("-c", 0), "3 prompt tokens and 1 decode steps need -c 4, the context has 0"),
+        (("-c", 2), "3 prompt tokens and 1 decode steps need -c 4, the context has 2"),
+        (("-c", 1_600_001), "-c is 1600001, expected 1 to 1600000"),
+        (("-t", 1025), "-t is 1025, expected 1 to 1024"),
+        (("--prompt-ids", ""), "the prompt has no tokens, expected at least 1"),
+        (("--prompt-ids", "5,48"), "token id 48 at position 1 is not in 0..47"),
+        (("--prompt-ids", "5,-1"), "--prompt-ids has '-1', expected token ids such as 1,2,3"),
+        (("--prompt-ids", "9" * 5000), f"--prompt-ids has '{'9' * 120}'..., expected token ids such as 1,2,3"),
         (("-n", 31), "3 prompt tokens and 30 decode steps need -c 33, the context has 32"),
         (("--backend", "abacus"), "--backend is 'abacus', expected one of: numpy, cuda"),
         (("--scheduling", "nap"), "--scheduling is 'nap', expected one of: spin, auto"),
@@ -89,12 +98,49 @@ def test_ids_that_are_no_numbers_are_named(
     assert capsys.readouterr().err == "error: --prompt-ids has 'x', expected token ids such as 1,2,3\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no command; python -m engine --help lists them"),
+        (("fly",), "No such command 'fly'."),
+        (("generate", "--fly"), "No such option: --fly"),
+        (("generate", "-m", "x", "-n", "many"), "Invalid value for '-n' / '--n-predict': "),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert run(monkeypatch, *arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {message}")
+    assert captured.err.count("\n") == 1
+
+
 def test_a_file_that_is_no_model_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "page.gguf").write_text("<html>")
     assert run(monkeypatch, "inspect", tmp_path / "page.gguf") == 1
     assert capsys.readouterr().err == "error: page.gguf: not a GGUF file: starts with b'<htm', expected b'GGUF'\n"
+
+
+class Bytes:
+    """A tokenizer whose tokens are single bytes."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+def test_the_bytes_of_tokens_are_printed_as_they_are(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    printer = cli._Printer(Bytes(), quiet=False)  # type: ignore[arg-type]
+    seen = []
+    for token in "a你".encode() + b"\xff\xe4z\xf0\x9f":
+        printer.token(token)
+        seen.append(capsysbinary.readouterr().out)
+    assert seen == [b"a", b"", b"", "你".encode(), b"\xff", b"", b"\xe4z", b"", b""]
+    printer.finish()
+    assert capsysbinary.readouterr().out == b"\xf0\x9f"
+    assert printer.data == "a你".encode() + b"\xff\xe4z\xf0\x9f"
 
 
 def test_decode_bench_reports_equal_bits_and_one_hash(

@@ -173,14 +173,14 @@ def test_a_wrong_start(tiny: Path, tmp_path: Path, at: int, data: bytes, expecte
     [
         ("type", struct.pack("<I", 250), "has type number 250, expected one of F32, F16, BF16, Q8_0, Q4_K"),
         ("type", struct.pack("<I", Q3_K), "has type Q3_K, expected one of F32"),
-        ("n_in", struct.pack("<Q", 255), "(Q4_K) has rows of 255, not a multiple of 256"),
+        ("n_in", struct.pack("<Q", 255), "(Q4_K) has rows of 255, expected a multiple of 256"),
         ("n_in", struct.pack("<Q", 0), "has shape [0, 512], expected 1 to 4 positive sizes"),
-        ("n_in", struct.pack("<Q", 1 << 62), "starts at byte"),
-        ("n_dims", struct.pack("<I", 1 << 30), "truncated"),
+        ("n_in", struct.pack("<Q", 1 << 62), "truncated: tensor blk.0.ffn_gate.weight ends at byte"),
+        ("n_dims", struct.pack("<I", 1 << 30), "has 1073741824 dimensions, expected 1 to 4"),
         ("offset", struct.pack("<Q", 64), "starts at byte"),
         ("offset", struct.pack("<Q", 1 << 63), "starts at byte"),
         ("name", b"blk.0.ffn_down.weight", "tensor blk.0.ffn_down.weight occurs twice"),
-        ("name", b"\xff" * 21, "header cannot be read"),
+        ("name", b"\xff" * 21, "expected UTF-8"),
     ],
 )
 def test_a_wrong_directory_entry(tiny: Path, tmp_path: Path, field: str, data: bytes, expected: str) -> None:
@@ -191,7 +191,7 @@ def test_a_wrong_directory_entry(tiny: Path, tmp_path: Path, field: str, data: b
 def test_rows_of_q8_0_are_multiples_of_32(tiny: Path, tmp_path: Path) -> None:
     at = entry_offsets(tiny, "blk.0.attn_gate.weight")["n_in"]
     path = edited(tiny, tmp_path / "bad.gguf", at, struct.pack("<Q", 250))
-    assert "blk.0.attn_gate.weight (Q8_0) has rows of 250, not a multiple of 32" in refusal(path)
+    assert "blk.0.attn_gate.weight (Q8_0) has rows of 250, expected a multiple of 32" in refusal(path)
 
 
 def test_a_key_with_an_unknown_value_type(tiny: Path, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_an_array_longer_than_the_file(tiny: Path, tmp_path: Path) -> None:
 def test_a_duplicate_key(tiny: Path, tmp_path: Path) -> None:
     at = tiny.read_bytes().index(b"qwen35.ssm.state_size")
     path = edited(tiny, tmp_path / "bad.gguf", at, b"qwen35.ssm.inner_size")
-    assert "Duplicate qwen35.ssm.inner_size" in refusal(path)
+    assert "key qwen35.ssm.inner_size occurs twice" in refusal(path)
 
 
 def test_one_part_of_a_split_model(tmp_path: Path) -> None:
@@ -252,3 +252,16 @@ def test_a_vocabulary_of_248320_tokens_opens_quickly(tmp_path: Path) -> None:
     model = open_model(path)
     assert time.process_time() - start < 2.0  # 0.07 s measured; the plain GGUFReader took 16 s
     assert model.metadata["tokenizer.ggml.tokens"] == tokens
+
+
+def test_a_header_that_claims_more_than_any_vocabulary_needs_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    path.write_bytes(start + struct.pack("<Q", 1) + b"x" + struct.pack("<IQ", 8, 1 << 32))
+    os.truncate(path, 1 << 33)
+    assert refusal(path) == "the header has more than 67108864 bytes after 'x', expected fewer"
+
+
+def test_a_path_that_no_system_takes(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot be opened: embedded null"):
+        open_model(tmp_path / "a\0b")

@@ -14,13 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LAYERS = (
     {"engine.errors"},
+    {"engine.usage"},
     {"engine.gguf"},
     {"engine.quants", "engine.numerics"},
     {"engine.ops"},
     {"engine.decoder"},
     {"engine.wrap", "engine.model.config"},
     {"engine.cuda.layout"},
-    {"engine.placement"},
+    {"engine.placement", "engine.finite"},
     {"engine.reference", "engine.cuda", "engine.model"},
     {"engine.generate"},
     {"engine.inspect", "engine.bench"},

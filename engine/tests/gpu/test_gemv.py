@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine import numerics, quants
 from engine.cuda import faults, gemv, packs
 from engine.reference import linear
+from engine.tests.edge_blocks import EDGES, edge_rows
 from engine.tests.gpu.arrays import (
     activation_on_device,
     assert_same_activation,
@@ -167,6 +168,14 @@ def test_one_damaged_scale(kernels: Any, type_name: str, d: float) -> None:
     raw.reshape(N_OUT, -1, form.block.itemsize).view(form.block)[20, 1, 0]["d"] = d
     with np.errstate(invalid="ignore"):
         check(kernels, type_name, raw, random_f32(np.random.default_rng(11), 43, 1024))
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("type_name", FORMATS)
+def test_edge_blocks(kernels: Any, type_name: str, edge: str) -> None:
+    x = random_f32(np.random.default_rng(11), 2, 1024)
+    with np.errstate(all="ignore"):
+        check(kernels, type_name, edge_rows(type_name, edge, N_OUT), x)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3])

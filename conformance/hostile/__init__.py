@@ -1,0 +1,1 @@
+"""Hostile inputs: model files that are wrong in one way each, and what the engine and llama.cpp say to them."""
