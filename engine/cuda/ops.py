@@ -97,8 +97,9 @@ class CudaOps:
         self._allocate()
 
     def _allocate(self) -> None:
-        memory, planned = self.memory, self._planned
-        self._buffers = {name: memory.array(buffer.shape, buffer.dtype) for name, buffer in planned.items()}
+        self._buffers: dict[str, cupy.ndarray] = {}
+        for name, buffer in self._planned.items():
+            self._buffers[name] = self._placed(buffer)
         self._bind(self._buffers)
         rows, words = self._hidden.shape, self._control.shape
         self._row_stage = pinned(self._hidden.nbytes).view(np.float32).reshape(rows)
@@ -109,6 +110,13 @@ class CudaOps:
         for array, table in zip((self._rope.cos, self._rope.sin), self._rope_tables(), strict=True):
             array.set(table, stream=self.stream)
 
+    def _placed(self, buffer: layout.Buffer) -> cupy.ndarray:
+        """Return the array of a buffer, in memory of its own or in that of one placed before."""
+        if buffer.inside is None:
+            return self.memory.array(buffer.shape, buffer.dtype)
+        place = self._buffers[buffer.inside].data + buffer.offset_n_bytes
+        return cupy.ndarray(buffer.shape, buffer.dtype, place)
+
     def _bind(self, b: dict[str, cupy.ndarray]) -> None:
         """Give the working buffers the names and forms that the ops use."""
         self._hidden, self._control, self._q = b["hidden"], b["control"], b["q"]
@@ -117,7 +125,7 @@ class CudaOps:
             DeviceActivation(*(b[f"{name}.{part}"] for part in ("x", "q", "scales")))
             for name in ("normed", "mixed", "ffn")
         )
-        self._scratch = attention.AttentionScratch(*(b[f"splits.{part}"] for part in ("maxima", "sums", "values")))
+        self._scratch = attention.scratch(self._config, self._n_ctx, b["splits"])
         self._rope = attention.RopeTables(b["rope.cos"], b["rope.sin"])
         self._tickets, self._argmax_scratch, self._chosen = b["tickets"], b["argmax_scratch"], b["chosen"]
         self._done, self._tiles = b["gate_up_done"], b["tiles"]
