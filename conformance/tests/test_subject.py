@@ -139,8 +139,8 @@ def test_outcomes_are_explained_in_one_line() -> None:
     assert explain("ok", 0, "a\nb", 9) is None
     assert explain("timeout", -9, "a", 9) == "not finished after 9 s"
     assert explain("out_of_memory", 1, "a\nno room", 9) == "ran out of memory: no room"
-    assert explain("crashed", 2, "a\nbad flag", 9) == "exit code 2: bad flag"
-    assert explain("crashed", 2, "", 9) == "exit code 2: no output"
+    assert explain("crashed", 2, "a\nbad flag", 9) == "ended with exit code 2: bad flag"
+    assert explain("crashed", 2, "", 9) == "ended with exit code 2: no output"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
