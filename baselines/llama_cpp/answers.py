@@ -88,7 +88,7 @@ class BenchTest(_Answer):
     n_prompt: int
     n_gen: int
     build_number: int
-    samples_ns: Annotated[list[_Time], Field(min_length=1)]
+    samples_ns: Annotated[list[_Time], Field(min_length=1, max_length=1)]  # two would be one with a decimal comma
 
 
 BENCH_OUTPUT = TypeAdapter(list[BenchTest])
@@ -110,4 +110,3 @@ def require_n_tokens(ids: list[int], n_predict: int, program: str) -> None:
     """Raise AnswerError unless a program gave as many ids as it was asked for."""
     if len(ids) != n_predict:
         raise AnswerError(f"{program} gave {len(ids)} of {n_predict} tokens")
-

@@ -30,7 +30,7 @@ from baselines.llama_cpp.worker import WorkerRequest, check_request, library_env
 PROGRAM = "llama-server"
 _HOST = "127.0.0.1"
 _POLL_S = 0.1
-_MAX_ANSWER_N_BYTES = 1 << 26
+_MAX_ANSWER_N_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class LlamaServer:
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() >= end:
                 raise self._process.give_up(f"gave no answer to {path} after {deadline_s:g} s") from None
-            self._process.require_running(grace_s=0.0 if body is None else 1.0)
+            self._process.require_running(grace_s=0.0 if body is None else 5.0)
             raise ProcessError(f"{PROGRAM} gave no answer to {path}: {error or type(error).__name__}") from None
         finally:
             timer.cancel()
