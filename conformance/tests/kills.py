@@ -70,7 +70,10 @@ class Arena:
         assert len(list(self.records(command))) >= N_RECORDS[command], text
 
     def kill_at_random(self, number: int) -> tuple[str, str, int]:
-        """Kill the number-th run: command and signal take turns; return them and the exit code."""
+        """Kill the number-th run: command and signal take turns; return them and the exit code.
+
+        The run may have ended before: then that is its own exit code.
+        """
         moments = random.Random(self.seed * 1_000_003 + number)
         command = list(COMMANDS)[number % 2]
         with_signal = (signal.SIGKILL, signal.SIGINT)[number // 2 % 2]
@@ -101,6 +104,7 @@ class Arena:
             stderr=subprocess.STDOUT,
             env={**os.environ, _MARK: mark, "TMPDIR": str(self.folder / "tmp"), "CUDA_VISIBLE_DEVICES": ""},
             text=True,
+            preexec_fn=_heed_ctrl_c,
         )
         try:
             if with_signal is not None:
@@ -133,6 +137,11 @@ class Arena:
                 read_bench_record(path)
                 assert list(broken_seals(load_json(path))) == []
             yield path
+
+
+def _heed_ctrl_c() -> None:
+    """Take Ctrl-C as a program in the foreground does; what a shell has put into the background ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _marked(mark: str) -> list[str]:
