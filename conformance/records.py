@@ -147,6 +147,8 @@ def claimed(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             lock.acquire(blocking=False)
+        for path in folder.rglob("*.json.*.partial"):  # of a run that was killed
+            path.unlink()
     except filelock.Timeout:
         raise RecordError(
             f"{folder}: another run writes its records here: wait for it, or choose another --out"
@@ -162,12 +164,11 @@ def claimed(folder: Path) -> Iterator[None]:
 def remove_records(folder: Path, scenarios: Iterable[str]) -> None:
     """Remove the records of `scenarios`, so that a run that stops half-way leaves none of an earlier run."""
     for scenario in scenarios:
-        for pattern in ("*.json", "*.partial"):  # the latter of one that was killed
-            for path in (folder / scenario).glob(pattern):
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise RecordError(f"{path}: cannot be removed: {error.strerror}") from None
+        for path in (folder / scenario).glob("*.json"):
+            try:
+                path.unlink()
+            except OSError as error:
+                raise RecordError(f"{path}: cannot be removed: {error.strerror}") from None
 
 
 def json_schema() -> dict[str, Any]:

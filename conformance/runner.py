@@ -246,6 +246,9 @@ class Runner:
         free, llama, name = baseline.result, baseline.llama, baseline.record.engine
         if llama is None or free is None or free.logits is None:
             return replace(evidence, missing=f"{name}: {baseline.record.reason}")
+        if free.logits.shape[1] != found.logits.shape[1]:
+            sizes = f"{free.logits.shape[1]} tokens in the vocabulary, the engine has {found.logits.shape[1]}"
+            return replace(evidence, missing=f"{name} has {sizes}")
         forced = free
         if found.token_ids != free.token_ids:
             self.progress.step(f"{file.scenario.name}: {name}, fed the engine's tokens")

@@ -8,10 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from baselines.errors import AnswerError
 
-_Time = Annotated[int, Field(gt=0)]
-_Count = Annotated[int, Field(gt=0)]
-_Id = Annotated[int, Field(ge=0)]
-_Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_MAX_INT32, _MAX_TIME_NS = 2**31 - 1, 10**15  # eleven days
+_Time = Annotated[int, Field(gt=0, le=_MAX_TIME_NS)]
+_Count = Annotated[int, Field(gt=0, le=_MAX_INT32)]
+_Number = Annotated[int, Field(ge=0, le=_MAX_INT32)]
+_Milliseconds = Annotated[float, Field(gt=0, le=_MAX_TIME_NS * 1e-6, allow_inf_nan=False)]
 
 
 class _Answer(BaseModel):
@@ -37,9 +38,9 @@ class Loaded(_Answer):
 class Generated(_Answer):
     """One generation of llama-worker; a gap is None where a logit is not finite."""
 
-    token_ids: list[_Id]
+    token_ids: list[_Number]
     top2_gap: list[float | None]
-    n_non_finite: Annotated[int, Field(ge=0)]
+    n_non_finite: _Number
     prefill_time_ns: _Time
     first_token_time_ns: _Time
     decode_time_ns: list[_Time]
@@ -53,7 +54,7 @@ class WorkerRun(Loaded, Generated):
 class Tokenized(_Answer):
     """What llama-worker writes about texts: the ids of each."""
 
-    tokens: list[list[_Id]]
+    tokens: list[list[_Number]]
 
 
 class Timings(_Answer):
@@ -61,14 +62,14 @@ class Timings(_Answer):
 
     prompt_n: int
     prompt_ms: _Milliseconds
-    predicted_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # 0 for a single id
+    predicted_ms: Annotated[float, Field(ge=0, le=_MAX_TIME_NS * 1e-6, allow_inf_nan=False)]  # 0 for a single id
 
 
 class ServerCompletion(_Answer):
     """llama-server's answer to /completion; model is the name that the server was given."""
 
     model: str
-    tokens: list[_Id]
+    tokens: list[_Number]
     timings: Timings
 
 

@@ -25,6 +25,7 @@ Status = Literal["ok", "crashed", "timeout", "out_of_memory"]
 _TICK_S = 0.5
 _MAX_LINE_N_BYTES = 1 << 24
 _MAX_WAITING_LINES = 1000
+_MAX_SHOWN = 1000
 # llama.cpp says "failed to allocate graph, reserving" and "... MiB of pinned memory" in runs that go well.
 _MEMORY_WORDS = re.compile(
     r"out of memory|failed to allocate (?!graph|[\d.]+ MiB of pinned)|unable to allocate"
@@ -84,8 +85,8 @@ class ProcessResult:
     wall_time_ns: int
 
     def log_tail(self, n_lines: int = 20) -> str:
-        """Return the last non-empty lines of the log."""
-        lines = [line.rstrip() for line in self.log.splitlines() if line.strip()]
+        """Return the last non-empty lines of the log, each cut after 1,000 characters."""
+        lines = [line.rstrip()[:_MAX_SHOWN] for line in self.log.splitlines() if line.strip()]
         return "\n".join(lines[-n_lines:])
 
 

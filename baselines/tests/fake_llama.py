@@ -19,6 +19,7 @@ from typing import Any
 PROGRAM, FAULT, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 ARGV = sys.argv[4:]
 CANNED: dict[str, Any] = json.loads((FOLDER / "canned.json").read_text())
+N_VOCAB: int = CANNED["n_vocab"] + (FAULT == "other_vocabulary")
 STEP_S = 0.01
 
 
@@ -97,6 +98,10 @@ def generation(n_predict: int) -> dict[str, Any]:
         found["token_ids"] = []
     if FAULT == "no_time":
         found["prefill_time_ns"] = 0
+    if FAULT == "huge_ids":
+        found["token_ids"] = [2**70] * n_predict
+    if FAULT == "huge_time":
+        found["prefill_time_ns"] = 10**400
     return found
 
 
@@ -105,7 +110,7 @@ def loaded() -> dict[str, Any]:
     folder = "/usr/lib" if FAULT == "other_library" else FOLDER / "bin"
     return {
         "load_time_ns": 1000,
-        "n_vocab": CANNED["n_vocab"],
+        "n_vocab": N_VOCAB,
         "n_threads": 1,
         "system_info": "CPU",
         "libllama": f"{folder}/libllama.so.0.0.{number}",
@@ -142,13 +147,13 @@ def worker() -> None:
     found = generation(n_predict)
     rows = b""
     for token in found.get("token_ids", []):
-        row = [0.0] * CANNED["n_vocab"]
-        row[token] = 10.0
+        row = [0.0] * N_VOCAB
+        row[token % N_VOCAB] = 10.0
         rows += struct.pack(f"<{len(row)}f", *row)
     if FAULT == "full_disk":
         rows = rows[:-100]
     if FAULT == "lies":
-        found["token_ids"] = [(token + 1) % CANNED["n_vocab"] for token in found["token_ids"]]
+        found["token_ids"] = [(token + 1) % N_VOCAB for token in found["token_ids"]]
     if FAULT != "no_logits":
         Path(value("--logits-out")).write_bytes(rows)
     Path(value("--out")).write_bytes(as_json(found | loaded()))
@@ -178,7 +183,7 @@ def completion(body: dict[str, Any]) -> Any:
         "tokens": found.get("token_ids"),
         "timings": {
             "prompt_n": len(body["prompt"]),
-            "prompt_ms": 0 if FAULT == "no_time" else 1000000,
+            "prompt_ms": {"no_time": 0, "huge_time": 1e308}.get(FAULT, 1000000),
             "predicted_ms": 1000000,
             "predicted_n": body["n_predict"],
         },

@@ -123,6 +123,10 @@ def test_one_that_never_answers_is_ended(tmp_path: Path, request_: WorkerRequest
         ("llama-worker", "no_tokens", "gave 0 of 6 tokens"),
         ("llama-worker", "too_few", "gave 3 of 6 tokens"),
         ("llama-worker", "no_time", f"{NOT_READ}prefill_time_ns: Input should be greater than 0"),
+        ("llama-worker", "huge_ids", f"{NOT_READ}token_ids.0: Input should be less than or equal to 2147483647"),
+        ("llama-worker", "huge_time", f"{NOT_READ}prefill_time_ns: Input should be less than"),
+        ("llama-server", "huge_ids", f"{NOT_READ}tokens.0: Input should be less than"),
+        ("llama-server", "huge_time", f"{NOT_READ}timings.prompt_ms: Input should be less than"),
         ("llama-worker", "says_more", "wrote a line that nobody asked for"),
         ("llama-worker", "hangs_later", "no answer after 1 s"),
         ("llama-worker", "dies_later", "ended with exit code 1: error: worn out"),
@@ -184,7 +188,8 @@ def test_a_run_that_ends_well_without_a_result_is_failed(
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"), [("hangs", "timeout"), ("floods_log", "timeout"), ("floods_output", "timeout")]
+    ("fault", "status"),
+    [("hangs", "timeout"), ("floods_log", "timeout"), ("floods_output", "timeout"), ("endless_line", "timeout")],
 )
 def test_a_run_has_a_deadline_and_a_capped_log(
     tmp_path: Path, request_: WorkerRequest, fault: str, status: str
@@ -192,6 +197,7 @@ def test_a_run_has_a_deadline_and_a_capped_log(
     result = run_worker(fake_build(tmp_path, fault), in_time(request_, 3.0))
     assert (result.status, result.problem) == (status, None)
     assert len(result.log) < 1_000_000
+    assert len(result.log_tail) < 25_000
 
 
 @pytest.mark.parametrize(("fault", "says"), [("build_0", "expected build 8763"), ("other_library", "expected the lib")])

@@ -12,6 +12,7 @@ import typer
 
 from baselines.llama_cpp import pin
 from baselines.llama_cpp.build import WORKER, BuildOptions
+from baselines.llama_cpp.guard import start_guard
 from baselines.llama_cpp.progress import Progress, show_progress
 from conformance.bench.bench import Bench, BenchOptions, n_runs
 from conformance.bench.derive import tokens_verdict
@@ -106,6 +107,7 @@ def bench(
             cache_dir=cache_dir,
         )
         records: list[BenchRecord] = []
+        start_guard()  # now, so that it disturbs no cold start
         with claimed(out), show_progress() as progress, _tables_in_any_case(records):
             builds = LlamaBuilds(options, tuple(cuda_arch or ()), progress)
             jobs = list(_jobs(request, builds, cache_dir, progress))
@@ -135,7 +137,7 @@ def bench_ops(
     cache_dir: CacheDir = None,
 ) -> None:
     """Time each op of the NumPy backend as it is in a decode step of the tiny model, by pytest-benchmark."""
-    with environment_errors(), show_progress() as progress:
+    with environment_errors(), claimed(out), show_progress() as progress:
         file = find_scenario(OPS_SCENARIO)
         model = ensure_model(file, cache_dir, progress)
         progress.step("op benchmarks")
