@@ -9,15 +9,26 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from baselines.llama_cpp.build import LlamaBuild
-from conformance import __main__, cli
-from conformance.bench import commands
-from conformance.llama_builds import LlamaCpp
-from conformance.scenario import find_scenario
+from conformance import __main__
 
 
 def main() -> int:
-    folder = Path(sys.argv[1])
+    try:
+        put_in_place(Path(sys.argv[1]))
+    except KeyboardInterrupt:  # while it is imported, of which the command line itself takes care
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    sys.argv[1:] = sys.argv[2:]
+    return __main__.main()
+
+
+def put_in_place(folder: Path) -> None:
+    from baselines.llama_cpp.build import LlamaBuild
+    from conformance import cli
+    from conformance.bench import commands
+    from conformance.llama_builds import LlamaCpp
+    from conformance.scenario import find_scenario
+
     tools = folder / "bin"
     llama = LlamaCpp(LlamaBuild(folder, tools, 8763, {}, (), "cc 1.0", folder / "log", tool_folders=(tools,)))
     builds = SimpleNamespace(open=lambda device: llama)
@@ -25,8 +36,6 @@ def main() -> int:
         module.LlamaBuilds = lambda options, architectures, progress: builds  # type: ignore[attr-defined]
     # without the scenario that runs the controls, which is added to any: a run is to take a second
     cli.select_scenarios = lambda names: [find_scenario(name) for name in names]  # type: ignore[attr-defined]
-    sys.argv[1:] = sys.argv[2:]
-    return __main__.main()
 
 
 if __name__ == "__main__":
