@@ -92,6 +92,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Kill 200 runs at random moments, generate 1,000 times in one process; about half an hour. SOAK_SEED=2: others."""
+    install(session, "build", "dev")
+    session.run("pytest", "-m", "soak", *session.posargs)
+
+
+@nox.session
 def lock(session: nox.Session) -> None:
     """Pin what CI installs, with hashes, for every supported Python and platform."""
     session.install("uv")

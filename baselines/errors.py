@@ -25,3 +25,7 @@ class BaselineRequestError(BaselineError):
 
 class ProcessError(BaselineError):
     """A program that was to stay up ended, or gave no answer in time."""
+
+
+class AnswerError(ProcessError):
+    """A program ended well or answered, but what it gave cannot be used."""

@@ -187,6 +187,8 @@ def smallest_top2_gap(spec: specs.SmallestTop2Gap, gaps: Sequence[float]) -> Che
     """Compare the smallest distance between llama.cpp's two largest logits with the declared margin."""
     position = int(np.argmin(gaps))
     smallest = gaps[position]
+    if not math.isfinite(smallest):
+        return _result(spec, None, spec.min, "logits", False, f"position {position} has a logit that is not finite")
     return _result(spec, smallest, spec.min, "logits", smallest >= spec.min, f"smallest at position {position}")
 
 

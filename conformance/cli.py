@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +25,10 @@ from conformance.gate import Outcome, judge
 from conformance.hostile import verdicts
 from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
-from conformance.records import DEFAULT_FOLDER, Record, read_records, remove_records
+from conformance.records import DEFAULT_FOLDER, Record, claimed, read_records
 from conformance.report import render
 from conformance.runner import Runner, engine_name
-from conformance.scenario import all_scenarios, find_scenario, select_scenarios
+from conformance.scenario import ScenarioFile, all_scenarios, find_scenario, select_scenarios
 
 _EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured, 3 this environment cannot run it."
 
@@ -62,20 +64,33 @@ def run(
     backend: Backends = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Run scenarios and the negative controls, write one record per scenario and engine, print the table."""
+    """Run scenarios and the negative controls, write one record per scenario and engine, print the table.
+
+    Each record is written as soon as it is made. Ctrl-C ends the run with the table of what there is, and
+    exit code 130.
+    """
     with environment_errors():
         backends = known_backends(backend)
         files = select_scenarios(scenarios or [])
-        remove_records(out, [file.scenario.name for file in files])
         if llama_cpp and cuda_arch:
             raise ConformanceError("--llama-cpp takes a build as it is: --cuda-arch does not apply to it")
         options = BuildOptions(source=source, llama_cpp=llama_cpp, cache_dir=cache_dir)
-        with show_progress() as progress:
+        records: list[Record] = []
+        with claimed(out), show_progress() as progress, _table_in_any_case(records, files, backends):
             builds = LlamaBuilds(options, tuple(cuda_arch or ()), progress)
-            records = Runner(builds.open, out, progress, backends, cache_dir).run(files)
-    judgement = judge(records, files, backends)
-    typer.echo(render(records, files, judgement))
-    raise typer.Exit(judgement.outcome)
+            for record in Runner(builds.open, out, progress, backends, cache_dir).records(files):
+                records.append(record)
+    raise typer.Exit(judge(records, files, backends).outcome)
+
+
+@contextmanager
+def _table_in_any_case(records: list[Record], files: Sequence[ScenarioFile], backends: Sequence[str]) -> Iterator[None]:
+    """Print the table of `records` after the context, also where that ends early."""
+    try:
+        yield
+    finally:
+        if records:
+            typer.echo(render(records, files, judge(records, files, backends)))
 
 
 @app.command(epilog=_EXIT_CODES)

@@ -14,7 +14,7 @@ from baselines.errors import BaselineError
 from baselines.llama_cpp.source import CACHE_VARIABLE
 from conformance.errors import ConformanceError
 from conformance.gate import Outcome
-from engine.errors import EngineError
+from engine.errors import EngineError, one_line
 from engine.generate import BACKENDS
 
 Names = Annotated[
@@ -55,5 +55,5 @@ def environment_errors() -> Iterator[None]:
 
 def fail(message: str, outcome: Outcome) -> typer.Exit:
     """Print one line and return what ends the command."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return typer.Exit(outcome)

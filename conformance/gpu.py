@@ -91,10 +91,10 @@ def _query(*fields: str) -> list[list[str]]:
     """Return one row of values per GPU, none where nvidia-smi is missing or fails."""
     argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_DEADLINE_S, check=True)
+        done = subprocess.run(argv, capture_output=True, timeout=_DEADLINE_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [[value.strip() for value in line.split(",")] for line in done.stdout.splitlines()]
+    rows = [[value.strip() for value in line.split(",")] for line in done.stdout.decode(errors="replace").splitlines()]
     return [row for row in rows if len(row) == len(fields)]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+import filelock
 from pydantic import AwareDatetime, Field, JsonValue, ValidationError
 
 from conformance.checks import CheckResult, Comparison
@@ -17,6 +19,7 @@ from conformance.scenario import Data, Sha256
 
 SCHEMA_VERSION = 1
 DEFAULT_FOLDER = Path("results/local")
+_LOCK = ".lock"
 RecordStatus: TypeAlias = Literal["ok", "failed", "crashed", "timeout", "out_of_memory", "not_measured"]
 
 
@@ -132,11 +135,40 @@ def read_records(folder: Path) -> list[Record]:
     return [read_record(path) for path in sorted(folder.glob("*/*.json"))]
 
 
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Have a folder of records to oneself while the context lasts; raises RecordError.
+
+    Found out before anything is measured: that it cannot be written, and that another run writes to it. The claim goes
+    with the process, however that ends.
+    """
+    lock = filelock.FileLock(folder / _LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            lock.acquire(blocking=False)
+        for path in folder.rglob("*.json.*.partial"):  # of a run that was killed
+            path.unlink()
+    except filelock.Timeout:
+        raise RecordError(
+            f"{folder}: another run writes its records here: wait for it, or choose another --out"
+        ) from None
+    except OSError as error:
+        raise RecordError(f"{folder}: cannot be written: {error.strerror}: choose another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def remove_records(folder: Path, scenarios: Iterable[str]) -> None:
     """Remove the records of `scenarios`, so that a run that stops half-way leaves none of an earlier run."""
     for scenario in scenarios:
         for path in (folder / scenario).glob("*.json"):
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                raise RecordError(f"{path}: cannot be removed: {error.strerror}") from None
 
 
 def json_schema() -> dict[str, Any]:

@@ -75,7 +75,8 @@ def _control_row(record: Record, judgement: Judgement) -> list[str]:
     # a name is kept on one line: its blank is no place to break at
     whole = ", ".join(name.replace(" ", "\xa0") for name in caught_by)
     names = textwrap.fill(whole, width=_WIDTH - 40, break_long_words=False).replace("\xa0", " ")
-    verdict = "NOT CAUGHT" if judgement.of(record.scenario, record.engine) else "caught"
+    outcomes = {finding.outcome for finding in judgement.of(record.scenario, record.engine)}
+    verdict = "caught" if not outcomes else "NOT CAUGHT" if Outcome.MISMATCH in outcomes else "not measured"
     return [record.engine, verdict, names or "-"]
 
 

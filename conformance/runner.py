@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,7 +34,7 @@ from conformance.subject import (
     run_subject,
 )
 from engine.cuda.device import MODULE_LOADING, open_device
-from engine.errors import NoDeviceError
+from engine.errors import NoDeviceError, one_line
 from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
 CONTROL_NAMES = tuple(control.name for control in CONTROLS)
@@ -104,19 +104,25 @@ class Runner:
 
     def run(self, files: Sequence[ScenarioFile]) -> list[Record]:
         """Run every scenario, write its records, and return them all; raises FixtureError and RecordError."""
-        remove_records(self.out, [file.scenario.name for file in files])
-        return [record for file in files for record in self._run_scenario(file)]
+        return list(self.records(files))
 
-    def _run_scenario(self, file: ScenarioFile) -> list[Record]:
+    def records(self, files: Sequence[ScenarioFile]) -> Iterator[Record]:
+        """Run every scenario; yield each record once it is made, and written: what comes later may fail.
+
+        Raises FixtureError, and RecordError where a record cannot be written: it has been yielded then.
+        """
+        remove_records(self.out, [file.scenario.name for file in files])
+        for file in files:
+            for record in self._run_scenario(file):
+                yield record
+                write_record(record, self.out)
+
+    def _run_scenario(self, file: ScenarioFile) -> Iterator[Record]:
         wanted = file.scenario.backends_to_run(self.backends, self.controls)
         llama = self._open_baseline(file.scenario, wanted)
         if isinstance(llama, str) and not any(why_unavailable(backend) is None for backend in wanted):
-            records = self._run_nothing(file, llama)  # and make no model
-        else:
-            records = self._run_engines(file, wanted, llama)
-        for record in records:
-            write_record(record, self.out)
-        return records
+            return self._run_nothing(file, llama)  # and make no model
+        return self._run_engines(file, wanted, llama)
 
     def _open_baseline(self, scenario: Scenario, wanted: Sequence[str]) -> Baseline | str:
         """Return llama.cpp on the scenario's device, or why there is none."""
@@ -127,27 +133,26 @@ class Runner:
         except BaselineUnavailableError as error:
             return str(error)
 
-    def _run_nothing(self, file: ScenarioFile, why_no_baseline: str) -> list[Record]:
-        engines = [self._unmeasured_engine(file, backend) for backend in file.scenario.backends]
-        return [self._unmeasured_baseline(file, why_no_baseline).record, *engines]
+    def _run_nothing(self, file: ScenarioFile, why_no_baseline: str) -> Iterator[Record]:
+        yield self._unmeasured_baseline(file, why_no_baseline).record
+        for backend in file.scenario.backends:
+            yield self._unmeasured_engine(file, backend)
 
-    def _run_engines(self, file: ScenarioFile, wanted: Sequence[str], llama: Baseline | str) -> list[Record]:
+    def _run_engines(self, file: ScenarioFile, wanted: Sequence[str], llama: Baseline | str) -> Iterator[Record]:
         sha256 = file.scenario.model.sha256
         if sha256 not in self._models:
             self._models[sha256] = ensure_model(file, self.cache, self.progress)
         baseline = self._unmeasured_baseline(file, llama) if isinstance(llama, str) else self._run_baseline(file, llama)
-        engines: dict[str, Record] = {
-            backend: self._run_engine(file, backend, baseline)
-            if backend in wanted
-            else self._unmeasured_engine(file, backend)
-            for backend in file.scenario.backends
-        }
-        controls = self.controls if file.scenario.controls else ()
-        return [
-            baseline.record,
-            *engines.values(),
-            *(self._run_control(file, name, baseline, engines[CONTROL_BACKEND]) for name in controls),
-        ]
+        yield baseline.record
+        engines: dict[str, Record] = {}
+        for backend in file.scenario.backends:
+            is_wanted = backend in wanted
+            engines[backend] = (
+                self._run_engine(file, backend, baseline) if is_wanted else self._unmeasured_engine(file, backend)
+            )
+            yield engines[backend]
+        for name in self.controls if file.scenario.controls else ():
+            yield self._run_control(file, name, baseline, engines[CONTROL_BACKEND])
 
     def _unmeasured_baseline(self, file: ScenarioFile, why: str) -> BaselineRun:
         name = baseline_name(file.scenario.baseline)
@@ -164,8 +169,10 @@ class Runner:
         self.progress.step(f"{file.scenario.name}: {name}")
         with DeviceMemoryMeter(file.scenario.baseline.device == "cuda") as device_memory:
             batched = llama.run(self._worker_request(file))
-        self.progress.step(f"{file.scenario.name}: {name}, prompt token by token")
-        single = llama.run(replace(self._worker_request(file), prefill="single"))
+        single = batched
+        if batched.status == "ok":
+            self.progress.step(f"{file.scenario.name}: {name}, prompt token by token")
+            single = llama.run(replace(self._worker_request(file), prefill="single"))
         went_wrong = next((result for result in (batched, single) if result.status != "ok"), None)
         worst = went_wrong or batched
         record = self._record(
@@ -173,7 +180,7 @@ class Runner:
             name,
             "baseline",
             worst.status,
-            reason=explain(worst.status, worst.exit_code, worst.log_tail, file.scenario.deadline_s),
+            reason=_why(worst, file.scenario.deadline_s),
             log_tail=went_wrong.log_tail if went_wrong else "",
             requested=batched.requested,
             effective=batched.effective,
@@ -239,12 +246,17 @@ class Runner:
         free, llama, name = baseline.result, baseline.llama, baseline.record.engine
         if llama is None or free is None or free.logits is None:
             return replace(evidence, missing=f"{name}: {baseline.record.reason}")
+        if free.logits.shape[1] != found.logits.shape[1]:
+            sizes = f"{free.logits.shape[1]} tokens in the vocabulary, the engine has {found.logits.shape[1]}"
+            return replace(evidence, missing=f"{name} has {sizes}")
         forced = free
         if found.token_ids != free.token_ids:
             self.progress.step(f"{file.scenario.name}: {name}, fed the engine's tokens")
             forced = llama.run(replace(self._worker_request(file), force_ids=found.token_ids))
         if forced.logits is None:
-            return replace(evidence, missing=f"{name}, fed the engine's tokens: {forced.status}")
+            return replace(
+                evidence, missing=f"{name}, fed the engine's tokens: {_why(forced, file.scenario.deadline_s)}"
+            )
         reference = Reference(free.token_ids, free.logits, forced.logits)
         return replace(
             evidence,
@@ -340,6 +352,13 @@ def subject_request(scenario: Scenario, model: Path, backend: str) -> SubjectReq
         prefill=scenario.prefill,
         vram_budget_n_bytes=scenario.vram_budget_n_bytes if backend == "cuda" else None,
     )
+
+
+def _why(result: WorkerResult, deadline_s: float) -> str | None:
+    """Return one line that says why llama.cpp's run did not end well, None if it did."""
+    if result.problem is not None:
+        return one_line(result.problem)
+    return explain(result.status, result.exit_code, result.log_tail, deadline_s)
 
 
 def _engine_findings(found: Measurement, comparison: Comparison | None) -> dict[str, Any]:

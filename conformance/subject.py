@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,10 +19,11 @@ from typing import Any, Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.llama_cpp.process import ProcessResult, run_process
+from baselines.llama_cpp.guard import scratch_folder
+from baselines.llama_cpp.process import ProcessResult, describe_end, run_process, telling_line
 from conformance.controls import CONTROLS
 from engine.decoder import Decoder, Run
-from engine.errors import EngineError, NoDeviceError
+from engine.errors import EngineError, NoDeviceError, one_line
 from engine.generate import Engine, Generation, PrefillMode, load_engine
 from engine.ops import Ops
 from engine.placement import N_PACK
@@ -98,7 +97,7 @@ def run_subject(request: SubjectRequest, deadline_s: float, report: ReportProgre
         if found:
             done[:] = int(found[1]), int(found[2])
 
-    with tempfile.TemporaryDirectory(prefix="subject-") as name:
+    with scratch_folder("subject") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps({**asdict(request), "model": str(request.model.absolute())}))
         argv: list[str | Path] = [sys.executable, "-m", "conformance.subject", folder / "request.json", folder]
@@ -151,16 +150,13 @@ class _DecoderWatch(WrappedOps):
 
 def explain(status: str, exit_code: int, log_tail: str, deadline_s: float) -> str | None:
     """Return one line that says why a process did not end well, None if it did."""
-    last = log_tail.splitlines()[-1] if log_tail else "no output"
     if status == "ok":
         return None
     if status == "timeout":
         return f"not finished after {deadline_s:g} s"
     if status == "out_of_memory":
-        return f"ran out of memory: {last}"
-    if exit_code < 0:
-        return f"ended by {signal.Signals(-exit_code).name}"
-    return f"exit code {exit_code}: {last}"
+        return one_line(f"ran out of memory: {telling_line(log_tail) or 'no output'}")
+    return one_line(describe_end(exit_code, log_tail))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -168,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
     values = json.loads(Path(argv[0]).read_text())
     request = SubjectRequest(**{**values, "model": Path(values["model"])})
     try:
-        measurement = measure(load_subject(request), request, _print_progress)
+        _write(measure(load_subject(request), request, _print_progress), Path(argv[1]))
     except NoDeviceError as error:
         print(f"error: {error}", flush=True)
         return _EXIT_NO_DEVICE
@@ -181,7 +177,6 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         print(f"error: {type(error).__name__}: {error}", flush=True)
         return 1
-    _write(measurement, Path(argv[1]))
     return 0
 
 

@@ -26,7 +26,7 @@ from rich.progress import (
 )
 
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
-from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError, shown
+from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError, is_device_failure, one_line, shown
 from engine.generate import BACKENDS, Engine, Generation, TextStream, check_request, load_engine
 from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
@@ -66,6 +66,11 @@ def main() -> None:
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(3 if isinstance(error, NoDeviceError) else 1)
+    except Exception as error:
+        if not is_device_failure(error):
+            raise
+        print(f"error: {one_line(f'the device failed, what it held is lost: {error}')}; run again", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command()

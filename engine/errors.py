@@ -20,6 +20,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
 
 
+def is_device_failure(error: Exception) -> bool:
+    """Say whether an error comes from CuPy or the CUDA driver, which have no class in common: a device that is lost."""
+    return type(error).__module__.split(".")[0] in ("cupy", "cupy_backends", "cuda")
+
+
 class EngineError(Exception):
     """Base of every expected failure. The CLI prints it as `error: MESSAGE` and exits with 1."""
 

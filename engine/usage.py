@@ -11,16 +11,18 @@ import typer
 
 from engine.errors import one_line
 
-__all__ = ["run_app"]
+__all__ = ["INTERRUPTED", "run_app"]
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, the shell's own."""
 
 
 def run_app(app: typer.Typer, prog_name: str, usage_exit_code: int) -> int:
     """Run `app` with the process's arguments and return the exit code; errors of the project's own pass through."""
     try:
-        return int(app(prog_name=prog_name, standalone_mode=False) or 0)
+        exit_code = int(app(prog_name=prog_name, standalone_mode=False) or 0)
     except typer.Abort:
-        print("error: interrupted", file=sys.stderr)
-        return 130
+        exit_code = INTERRUPTED
     except Exception as error:
         describe = getattr(error, "format_message", None)  # typer's own errors have it, whichever click they come from
         if describe is None:
@@ -28,3 +30,6 @@ def run_app(app: typer.Typer, prog_name: str, usage_exit_code: int) -> int:
         text = one_line(describe()) if sys.argv[1:] else f"no command; {prog_name} --help lists them"
         print(f"error: {text}", file=sys.stderr)
         return usage_exit_code
+    if exit_code == INTERRUPTED:  # typer says nothing by itself
+        print("error: interrupted", file=sys.stderr)
+    return exit_code

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baselines.errors import BuildError, WrongBuildError
 from baselines.llama_cpp import pin
-from baselines.llama_cpp.process import CappedLog, run_process
+from baselines.llama_cpp.process import CappedLog, run_process, telling_line
 from baselines.llama_cpp.progress import Progress
 from baselines.llama_cpp.source import cache_dir, cache_lock, check_source, ensure_source
 from baselines.llama_cpp.toolchain import Toolchain, find_build_tool, find_toolchain, machine_id, n_cpus
@@ -308,8 +308,8 @@ def _run_step(argv: Sequence[str | Path], folder: Path, log: CappedLog, progress
     )
     (folder / "build.log").write_text(result.log)
     if result.status != "ok":
+        hint = "; try fewer --jobs" if result.status == "out_of_memory" else ""
         raise BuildError(
-            f"building llama.cpp b{pin.BUILD_NUMBER} failed ({result.status}, exit code {result.exit_code}); "
-            f"{'try fewer --jobs; ' if result.status == 'out_of_memory' else ''}"
-            f"whole log: {folder / 'build.log'}; its last lines:\n{result.log_tail(20)}"
+            f"building llama.cpp b{pin.BUILD_NUMBER} failed ({result.status}, exit code {result.exit_code}): "
+            f"{telling_line(result.log)}{hint}; whole log: {folder / 'build.log'}"
         )

@@ -17,21 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-import psutil
-
 from baselines.errors import ProcessError
+from baselines.llama_cpp.guard import OWNER, RUN_ID_VARIABLE, carriers, kill, start_guard
 
 Status = Literal["ok", "crashed", "timeout", "out_of_memory"]
 
-# Every process of a run inherits this variable; it finds those that left the session and lost their parent.
-RUN_ID_VARIABLE = "HYBRID_RUN_ID"
 _TICK_S = 0.5
+_MAX_LINE_N_BYTES = 1 << 24
+_MAX_WAITING_LINES = 1000
+_MAX_SHOWN = 1000
 # llama.cpp says "failed to allocate graph, reserving" and "... MiB of pinned memory" in runs that go well.
 _MEMORY_WORDS = re.compile(
     r"out of memory|failed to allocate (?!graph|[\d.]+ MiB of pinned)|unable to allocate"
     r"|cannot allocate memory|insufficient memory|bad_alloc|Killed signal terminated program",
     re.IGNORECASE,
 )
+_TELLING = re.compile(r"error|fail|cannot|could not|unable|refuse|out of memory|no space", re.IGNORECASE)
 
 
 class CappedLog:
@@ -43,17 +44,19 @@ class CappedLog:
         self._tail: deque[bytes] = deque()
         self._tail_n_bytes = 0
         self._dropped_n_bytes = 0
+        self._lock = threading.Lock()  # it is read while its program still writes
 
     def write(self, data: bytes) -> None:
         """Append data, dropping the oldest bytes that are not part of the head."""
-        room = self._head_limit - len(self._head)
-        self._head += data[:room]
-        rest = data[room:]
-        if rest:
-            self._tail.append(rest)
-            self._tail_n_bytes += len(rest)
-        while self._tail and self._tail_n_bytes > self._tail_limit:
-            self._shorten()
+        with self._lock:
+            room = self._head_limit - len(self._head)
+            self._head += data[:room]
+            rest = data[room:]
+            if rest:
+                self._tail.append(rest)
+                self._tail_n_bytes += len(rest)
+            while self._tail and self._tail_n_bytes > self._tail_limit:
+                self._shorten()
 
     def _shorten(self) -> None:
         excess = self._tail_n_bytes - self._tail_limit
@@ -66,8 +69,10 @@ class CappedLog:
 
     def text(self) -> str:
         """Return what was kept, with a line that says how much is missing."""
-        gap = b"\n[... %d bytes dropped ...]\n" % self._dropped_n_bytes if self._dropped_n_bytes else b""
-        return (bytes(self._head) + gap + b"".join(self._tail)).decode("utf-8", errors="replace")
+        with self._lock:
+            gap = b"\n[... %d bytes dropped ...]\n" % self._dropped_n_bytes if self._dropped_n_bytes else b""
+            kept = bytes(self._head) + gap + b"".join(self._tail)
+        return kept.decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ class ProcessResult:
     wall_time_ns: int
 
     def log_tail(self, n_lines: int = 20) -> str:
-        """Return the last non-empty lines of the log."""
-        lines = [line.rstrip() for line in self.log.splitlines() if line.strip()]
+        """Return the last non-empty lines of the log, each cut after 1,000 characters."""
+        lines = [line.rstrip()[:_MAX_SHOWN] for line in self.log.splitlines() if line.strip()]
         return "\n".join(lines[-n_lines:])
 
 
@@ -101,7 +106,7 @@ def run_process(
     Whatever happens, KeyboardInterrupt included, no process of the run is left when this returns or raises.
     Raises OSError if the program cannot be started.
     """
-    run_id = uuid.uuid4().hex
+    run_id = _new_run_id()
     log = log or CappedLog()
     n_kills_before = _oom_kill_count()
     start_ns = time.monotonic_ns()
@@ -125,22 +130,36 @@ def run_process(
 class LiveProcess:
     """A program that stays up: one line in, one line out, under a deadline each; standard error is its log.
 
-    Used as a context manager: whatever happens inside, no process of it is left afterwards.
+    Used as a context manager: whatever happens inside, no process of it is left afterwards. One that failed is ended:
+    an answer that comes too late must not be taken for that to the next question. name: of the program in messages,
+    its file's if none is given. answers: whether its standard output has answers; if not, it is part of the log.
+    Raises ProcessError if it cannot be started.
     """
 
     def __init__(
-        self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        name: str | None = None,
+        answers: bool = True,
     ) -> None:
-        self._run_id = uuid.uuid4().hex
+        self.name = name or Path(argv[0]).name
+        self._run_id = _new_run_id()
         self._log = CappedLog()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._process = _start(argv, self._run_id, env, cwd, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._readers = [
-            threading.Thread(target=self._read_lines, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=_drain, args=(self._process.stderr, self._log, None), daemon=True),
-        ]
+        self._fault: str | None = None
+        self._floods = False
+        stderr = subprocess.PIPE if answers else subprocess.STDOUT
+        try:
+            self._process = _start(argv, self._run_id, env, cwd, stdin=subprocess.PIPE, stderr=stderr)
+        except OSError as error:
+            raise ProcessError(f"{self.name} cannot be started: {error.strerror}: {argv[0]}") from None
+        log_stream = self._process.stderr if answers else self._process.stdout
+        self._readers = [threading.Thread(target=_drain, args=(log_stream, self._log, None), daemon=True)]
+        if answers:
+            self._readers.append(threading.Thread(target=self._read_lines, args=(self._process.stdout,), daemon=True))
         for reader in self._readers:
             reader.start()
 
@@ -156,29 +175,41 @@ class LiveProcess:
 
     def read(self, deadline_s: float) -> str:
         """Return the next line of output; raises ProcessError if the program ended, or wrote none in time."""
+        if self._fault is not None:
+            raise ProcessError(self._fault)
         try:
             line = self._lines.get(timeout=deadline_s)
         except queue.Empty:
-            raise ProcessError(f"no answer after {deadline_s:g} s") from None
+            raise self.give_up(f"no answer after {deadline_s:g} s") from None
         if line is None:
-            self._lines.put(None)
-            raise ProcessError(self._how_it_ended())
+            raise self.give_up(self._how_it_ended())
         return line
 
     def ask(self, line: str, deadline_s: float) -> str:
         """Write a line and return the next line of output; raises ProcessError."""
         assert self._process.stdin is not None
+        with contextlib.suppress(queue.Empty):
+            early = self._lines.get_nowait()
+            raise self.give_up(self._how_it_ended() if early is None else "wrote a line that nobody asked for")
         try:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
-            raise ProcessError(self._how_it_ended()) from None
+        except (OSError, ValueError):  # it has ended, or was given up
+            raise self.give_up(self._how_it_ended()) from None
         return self.read(deadline_s)
 
-    def require_running(self) -> None:
-        """Raise ProcessError if the program has ended."""
-        if self._process.poll() is not None:
-            raise ProcessError(self._how_it_ended())
+    def require_running(self, grace_s: float = 0.0) -> None:
+        """Raise ProcessError if the program has ended, or does so within grace_s."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=grace_s)
+            raise self.give_up(self._how_it_ended())
+
+    def give_up(self, why: str) -> ProcessError:
+        """End the program and return the error to raise, now and at every later question: the first fault counts."""
+        if self._fault is None:
+            self._fault = f"{self.name}: {why}"
+            self.close()
+        return ProcessError(self._fault)
 
     def close(self) -> None:
         """End the program and everything it started."""
@@ -197,18 +228,62 @@ class LiveProcess:
         self.close()
 
     def _read_lines(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            self._lines.put(line.decode("utf-8", errors="replace").rstrip())
+        """Take lines while somebody reads them; a program that floods its output waits, and is told from one that ends.
+
+        What is left in the pipe when this stops keeps the program from writing on, and its deadline ends it.
+        """
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            for line in iter(lambda: stream.readline(_MAX_LINE_N_BYTES), b""):
+                if len(line) == _MAX_LINE_N_BYTES or self._lines.qsize() >= _MAX_WAITING_LINES:
+                    self._floods = True
+                    break
+                self._lines.put(line.decode("utf-8", errors="replace").rstrip())
         self._lines.put(None)
 
     def _how_it_ended(self) -> str:
+        if self._floods:
+            return f"floods its output: a line above {_MAX_LINE_N_BYTES >> 20} MiB, or lines that nobody asked for"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=5)
-        self._readers[1].join(timeout=1)
-        lines = [line for line in self.log.splitlines() if line.strip()]
-        code = self._process.returncode
-        how = f"ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-        return f"{how}: {lines[-1].strip()}" if lines else how
+        self._readers[0].join(timeout=1)
+        if self._process.returncode is None:
+            return "closed its output without an answer"
+        return describe_end(self._process.returncode, self.log)
+
+
+def describe_end(exit_code: int, log: str) -> str:
+    """Return one line on how a program ended, with the line of its log that says why if there is one.
+
+    exit_code: negative for the signal that ended it.
+    """
+    said = telling_line(log)
+    if exit_code == -signal.SIGKILL:
+        return "ended by SIGKILL, not by this suite: most likely because memory ran out"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}: {said or 'no output'}"
+    return f"ended by {_signal_name(-exit_code)}" + (f": {said}" if said and _TELLING.search(said) else "")
+
+
+def telling_line(log: str) -> str:
+    """Return the last line that speaks of a failure, else the last one, empty if there is none.
+
+    What a program says last is often a place in its source or how it unwinds.
+    """
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in reversed(lines[-20:]) if _TELLING.search(line)), lines[-1] if lines else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
+
+
+def _new_run_id() -> str:
+    """Return an id for what is about to be started, and see to it that it ends with this process."""
+    start_guard()
+    return f"{OWNER}-{uuid.uuid4().hex}"
 
 
 def _start(
@@ -254,29 +329,10 @@ def _kill_all(process: subprocess.Popen[bytes], run_id: str) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     for _ in range(10):
-        stragglers = _carriers(process.pid, run_id)
+        stragglers = carriers(run_id, session=process.pid)
         if not stragglers:
             return
-        for straggler in stragglers:
-            try:
-                straggler.kill()
-            except psutil.Error:
-                continue
-        psutil.wait_procs(stragglers, timeout=0.5)
-
-
-def _carriers(session: int, run_id: str) -> list[psutil.Process]:
-    """Find the live processes of a session, and those outside it whose environment carries run_id."""
-    found = []
-    for candidate in psutil.process_iter():
-        try:
-            if candidate.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if os.getsid(candidate.pid) == session or candidate.environ().get(RUN_ID_VARIABLE) == run_id:
-                found.append(candidate)
-        except (psutil.Error, OSError):
-            continue
-    return found
+        kill(stragglers)
 
 
 def _status(exit_code: int, in_time: bool, log: str, n_oom_kills: int) -> Status:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from baselines.errors import BaselineError, BaselineRequestError, WrongBuildError
-from baselines.llama_cpp.build import LlamaBuild
+from baselines.errors import AnswerError, BaselineError, BaselineRequestError, ProcessError, WrongBuildError
+from baselines.llama_cpp.answers import Generated, Loaded, Tokenized, WorkerRun, parse_answer, require_n_tokens
+from baselines.llama_cpp.build import WORKER, LlamaBuild
 from baselines.llama_cpp.effective import parse_effective
+from baselines.llama_cpp.guard import scratch_folder
 from baselines.llama_cpp.process import LiveProcess, ProcessResult, Status, run_process
 
 # variables that change what ggml does without appearing in any flag
 _ENVIRONMENT = re.compile(r"^(GGML_.*|LLAMA_.*|OMP_.*|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE)$")
+
+WorkerStatus: TypeAlias = Status | Literal["failed"]
+_MAX_ANSWER_N_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,14 @@ class WorkerRequest:
 class WorkerResult:
     """What one run gave; the lists are empty and logits is None unless status is "ok".
 
+    status "failed": it ended well, but what it gave cannot be used; problem says why.
     logits: (n_predict, n_vocab) f32, row i is what token_ids[i] was chosen from (largest value, lowest id on
     a tie); top2_gap[i] is the distance of its two largest values. decode_time_ns has n_predict - 1 entries,
     one per llama_decode of a generated token. requested and effective are data for the record; log is
     llama.cpp's own.
     """
 
-    status: Status
+    status: WorkerStatus
     exit_code: int
     log_tail: str
     token_ids: list[int]
@@ -106,6 +111,7 @@ class WorkerResult:
     requested: dict[str, Any]
     effective: dict[str, Any]
     log: str
+    problem: str | None = None
 
 
 def run_worker(build: LlamaBuild, request: WorkerRequest) -> WorkerResult:
@@ -114,17 +120,17 @@ def run_worker(build: LlamaBuild, request: WorkerRequest) -> WorkerResult:
     Raises BaselineRequestError for a request that cannot work, WrongBuildError if another libllama is loaded.
     """
     check_request(request)
-    with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
+    with scratch_folder(WORKER) as name:
         folder = Path(name)
         environment = library_environment(build, hide_gpus=request.n_gpu_layers == 0)
         result = run_process(_argv(build, request, folder), deadline_s=request.deadline_s, env=environment)
         if result.status != "ok":
-            return _result(build, request, result, {}, None)
-        out: dict[str, Any] = json.loads((folder / "out.json").read_text())
-        logits = None
-        if request.want_logits:
-            logits = np.fromfile(folder / "logits.f32", "<f4").astype(np.float32, copy=False)
-            logits = logits.reshape(request.n_predict, out["n_vocab"])
+            return _result(build, request, result, None, None)
+        try:
+            out, logits = _read_run(folder, request)
+        except AnswerError as error:
+            failed = _result(build, request, result, None, None)
+            return replace(failed, status="failed", problem=str(error))
     return _result(build, request, result, out, logits)
 
 
@@ -132,18 +138,19 @@ class WorkerSession:
     """A worker that stays up: one generation after another, each from an empty state.
 
     ready_time_ns: from its start until the model was loaded; loaded: what it says of itself then. Raises
-    BaselineRequestError, WrongBuildError, or ProcessError when the worker ends or does not answer in time.
+    BaselineRequestError, WrongBuildError, or ProcessError when the worker ends, does not answer in time, or gives an
+    answer that cannot be used.
     """
 
     def __init__(self, build: LlamaBuild, request: WorkerRequest) -> None:
         check_request(request)
-        self._folder = tempfile.TemporaryDirectory(prefix="llama-worker-")
+        self._folder = scratch_folder(WORKER)
         self._deadline_s = request.deadline_s
         start_ns = time.monotonic_ns()
         argv = [*_common_argv(build, request, Path(self._folder.name)), "--serve"]
         self._process = LiveProcess(argv, env=library_environment(build, hide_gpus=request.n_gpu_layers == 0))
         try:
-            self.loaded: dict[str, Any] = json.loads(self._process.read(self._deadline_s))
+            self.loaded = parse_answer(Loaded, self._process.read(self._deadline_s), WORKER)
             self.ready_time_ns = time.monotonic_ns() - start_ns
             _loaded_build_number(build, self.loaded)
         except BaseException:
@@ -164,8 +171,12 @@ class WorkerSession:
 
     def generate(self, prefill: Literal["batched", "single"], n_predict: int) -> dict[str, Any]:
         """Return token_ids, prefill_time_ns, first_token_time_ns, decode_time_ns and wall_time_ns of one run."""
-        answer: dict[str, Any] = json.loads(self._process.ask(f"{prefill} {n_predict}", self._deadline_s))
-        return answer
+        try:
+            answer = parse_answer(Generated, self._process.ask(f"{prefill} {n_predict}", self._deadline_s), WORKER)
+            _require_complete(answer, n_predict)
+        except AnswerError as error:
+            raise self._process.give_up(str(error)) from None
+        return answer.model_dump()
 
     def close(self) -> None:
         """End the worker."""
@@ -176,7 +187,7 @@ class WorkerSession:
 def try_model(build: LlamaBuild, model: Path, *, deadline_s: float) -> ProcessResult:
     """Have llama.cpp load whatever is at `model` and decode token 0; nothing is checked before it does."""
     request = WorkerRequest(model, [0], 1, 256, want_logits=False, deadline_s=deadline_s)
-    with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
+    with scratch_folder(WORKER) as name:
         argv = _argv(build, request, Path(name))
         return run_process(argv, deadline_s=deadline_s, env=library_environment(build, hide_gpus=True))
 
@@ -196,9 +207,9 @@ def tokenize(
     """
     _check_model(model)
     encoded = [text.encode("utf-8") if isinstance(text, str) else text for text in texts]
-    with tempfile.TemporaryDirectory(prefix="llama-worker-") as name:
+    with scratch_folder(WORKER) as name:
         folder = Path(name)
-        (folder / "texts").write_bytes(b"".join(b"%d\n%b" % (len(text), text) for text in encoded))
+        _write(folder / "texts", b"".join(b"%d\n%b" % (len(text), text) for text in encoded))
         argv: list[str | Path] = [
             build.worker,
             "-m",
@@ -213,8 +224,7 @@ def tokenize(
         result = run_process(argv, deadline_s=deadline_s, env=library_environment(build))
         if result.status != "ok":
             raise BaselineError(f"llama.cpp could not tokenize with {model} ({result.status}): {result.log_tail(1)}")
-        tokens: list[list[int]] = json.loads((folder / "out.json").read_text())["tokens"]
-    return tokens
+        return parse_answer(Tokenized, _read_file(folder / "out.json", _MAX_ANSWER_N_BYTES), WORKER).tokens
 
 
 def _check_model(model: Path) -> None:
@@ -254,8 +264,51 @@ def _common_argv(build: LlamaBuild, request: WorkerRequest, folder: Path) -> lis
 
 
 def _write_ids(file: Path, ids: Sequence[int]) -> Path:
-    file.write_text(" ".join(str(int(i)) for i in ids))
+    return _write(file, " ".join(str(int(i)) for i in ids).encode())
+
+
+def _write(file: Path, data: bytes) -> Path:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise ProcessError(f"{file} cannot be written: {error.strerror}: point TMPDIR to a folder with room") from None
     return file
+
+
+def _read_run(folder: Path, request: WorkerRequest) -> tuple[WorkerRun, npt.NDArray[np.float32] | None]:
+    """Read what a worker that ended well has written; raises AnswerError."""
+    out = parse_answer(WorkerRun, _read_file(folder / "out.json", _MAX_ANSWER_N_BYTES), WORKER)
+    _require_complete(out, request.n_predict)
+    if not request.want_logits:
+        return out, None
+    n_bytes = 4 * request.n_predict * out.n_vocab
+    data = _read_file(folder / "logits.f32", n_bytes)
+    if len(data) != n_bytes:
+        raise AnswerError(f"{WORKER} wrote {len(data)} bytes of logits, expected {n_bytes}: is the disk full?")
+    logits = np.frombuffer(data, "<f4").astype(np.float32).reshape(request.n_predict, out.n_vocab)
+    if not out.n_non_finite and logits.argmax(axis=1).tolist() != out.token_ids:
+        raise AnswerError(f"{WORKER} gave tokens that are not those of its own logits")
+    return out, logits
+
+
+def _read_file(file: Path, max_n_bytes: int) -> bytes:
+    """Return what a worker wrote into a file; raises AnswerError."""
+    try:
+        n_bytes = file.stat().st_size
+        if n_bytes > max_n_bytes:
+            raise AnswerError(f"{WORKER} wrote {n_bytes} bytes into {file.name}, expected at most {max_n_bytes}")
+        return file.read_bytes()
+    except OSError as error:
+        raise AnswerError(f"{WORKER} ended well, but wrote no {file.name}: {error.strerror}") from None
+
+
+def _require_complete(answer: Generated, n_predict: int) -> None:
+    """Raise AnswerError unless there is one id for each that was asked for, one gap each, and a time for each step."""
+    require_n_tokens(answer.token_ids, n_predict, WORKER)
+    for key, n_expected in (("top2_gap", n_predict), ("decode_time_ns", n_predict - 1)):
+        n_found = len(getattr(answer, key))
+        if n_found != n_expected:
+            raise AnswerError(f"{WORKER} gave {n_found} values of {key}, expected {n_expected}")
 
 
 def library_environment(build: LlamaBuild, *, hide_gpus: bool = False) -> dict[str, str]:
@@ -271,33 +324,35 @@ def library_environment(build: LlamaBuild, *, hide_gpus: bool = False) -> dict[s
     return {"OMP_WAIT_POLICY": "passive", **os.environ, **hidden, variable: libraries}
 
 
-def _loaded_build_number(build: LlamaBuild, out: dict[str, Any]) -> int:
+def _loaded_build_number(build: LlamaBuild, out: Loaded) -> int:
     """Return the number of the libllama the run loaded; raise WrongBuildError if it is not the build's."""
-    loaded = Path(out["libllama"]).resolve()
+    loaded = Path(out.libllama).resolve()
     if loaded.parent != build.library_folder.resolve():
         raise WrongBuildError(f"the worker loaded {loaded}, expected the libllama in {build.library_folder}")
     named = re.search(r"0\.0\.(\d+)", loaded.name)
-    return int(named.group(1)) if named else build.build_number
+    if named and named.group(1) != str(build.build_number):
+        raise WrongBuildError(f"the worker loaded {loaded}, expected build {build.build_number}")
+    return build.build_number
 
 
 def _result(
     build: LlamaBuild,
     request: WorkerRequest,
     process: ProcessResult,
-    out: dict[str, Any],
+    out: WorkerRun | None,
     logits: npt.NDArray[np.float32] | None,
 ) -> WorkerResult:
     return WorkerResult(
         status=process.status,
         exit_code=process.exit_code,
         log_tail=process.log_tail(),
-        token_ids=out.get("token_ids", []),
+        token_ids=out.token_ids if out else [],
         logits=logits,
-        top2_gap=out.get("top2_gap", []),
-        n_non_finite=out.get("n_non_finite", 0),
-        prefill_time_ns=out.get("prefill_time_ns", 0),
-        decode_time_ns=out.get("decode_time_ns", []),
-        load_time_ns=out.get("load_time_ns", 0),
+        top2_gap=[math.nan if gap is None else gap for gap in out.top2_gap] if out else [],
+        n_non_finite=out.n_non_finite if out else 0,
+        prefill_time_ns=out.prefill_time_ns if out else 0,
+        decode_time_ns=out.decode_time_ns if out else [],
+        load_time_ns=out.load_time_ns if out else 0,
         wall_time_ns=process.wall_time_ns,
         build_number=_loaded_build_number(build, out) if out else build.build_number,
         requested=_requested(request),
@@ -318,9 +373,9 @@ def _requested(request: WorkerRequest) -> dict[str, Any]:
     }
 
 
-def _effective(build: LlamaBuild, request: WorkerRequest, log: str, out: dict[str, Any]) -> dict[str, Any]:
+def _effective(build: LlamaBuild, request: WorkerRequest, log: str, out: Loaded | None) -> dict[str, Any]:
     """Merge what the log states with what the worker asked llama.h for."""
-    asked = {key: out.get(key) for key in ("n_threads", "n_vocab", "system_info", "compiler")}
+    asked = {key: getattr(out, key, None) for key in ("n_threads", "n_vocab", "system_info", "compiler")}
     given = library_environment(build, hide_gpus=request.n_gpu_layers == 0)
     environment = {key: value for key, value in given.items() if _ENVIRONMENT.match(key)}
     return parse_effective(log) | asked | {"cmake_options": build.options, "environment": environment}

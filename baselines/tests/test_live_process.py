@@ -69,5 +69,5 @@ def test_everything_it_started_is_ended() -> None:
 
 
 def test_a_program_that_does_not_exist_cannot_be_started(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(ProcessError, match=r"^none cannot be started: No such file or directory: "):
         LiveProcess([tmp_path / "none"])

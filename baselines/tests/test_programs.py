@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baselines.errors import BaselineError, BuildError, ProcessError
+from baselines.errors import AnswerError, BuildError, ProcessError
 from baselines.llama_cpp.bench import llama_bench_argv, parse_llama_bench, run_llama_bench
 from baselines.llama_cpp.build import LlamaBuild
 from baselines.llama_cpp.server import LlamaServer, llama_server_argv, parse_completion
@@ -21,7 +21,7 @@ _SERVER = """
 import json, os, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 argv = sys.argv
-model, port = argv[argv.index("-m") + 1], int(argv[argv.index("--port") + 1])
+model, port, alias = (argv[argv.index(flag) + 1] for flag in ("-m", "--port", "-a"))
 mode = open(os.path.join(os.path.dirname(__file__), "mode")).read()
 print("llama_context: n_ctx         = 512", file=sys.stderr, flush=True)
 if mode == "dies":
@@ -37,7 +37,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/health":
             return self.say(200, {"status": "ok"})
-        self.say(200, {"model_path": "/other/model.gguf" if mode == "other" else model})
+        self.say(200, {"model_path": "/other/model.gguf" if mode == "other" else model, "model_alias": alias,
+                       "build_info": "b8763-b8763"})
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert "n_probs" not in body and body["cache_prompt"] is False and body["ignore_eos"] is True
@@ -48,8 +49,8 @@ class Handler(BaseHTTPRequestHandler):
         n = body["n_predict"]
         timings = {"prompt_n": len(body["prompt"]) - (mode == "cached"), "prompt_ms": 12.5, "predicted_n": n,
                    "predicted_ms": 2.0 * (n - 1)}
-        self.say(200, {"tokens": list(range(n)), "timings": timings})
-HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+        self.say(200, {"tokens": list(range(n)), "timings": timings, "model": alias})
+HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 
 # the fields of b8763's JSON that are read, among others
@@ -135,7 +136,7 @@ def test_a_server_that_cannot_serve_is_ended(build: LlamaBuild, model: Path, mod
 def test_every_request_has_a_deadline(build: LlamaBuild, model: Path) -> None:
     (build.folder / "mode").write_text("hangs")
     server = LlamaServer(build, request(model, deadline_s=1.0))
-    with pytest.raises(ProcessError, match="gave no answer to /completion: timed out"):
+    with pytest.raises(ProcessError, match=r"gave no answer to /completion after 1 s"):
         server.complete(PROMPT, 9)
     server.close()
     assert is_gone(server.pid)
@@ -147,12 +148,12 @@ def test_a_prompt_from_a_cache_is_refused(build: LlamaBuild, model: Path) -> Non
     with pytest.raises(ProcessError, match="processed 38 prompt tokens of 39"):
         server.complete(PROMPT, 9)
     server.close()
-    with pytest.raises(ProcessError, match="answer lacks 'timings'"):
-        parse_completion({"tokens": []}, 39, 1)
+    with pytest.raises(AnswerError, match="gave an answer that cannot be read: timings: Field required"):
+        parse_completion(b'{"tokens": [], "model": "a"}', "a", 39, 9, 1)
 
 
 def test_the_server_s_flags_are_the_worker_s(model: Path) -> None:
-    argv = list(map(str, llama_server_argv(Path("llama-server"), request(model), 4321)))
+    argv = list(map(str, llama_server_argv(Path("llama-server"), request(model), 4321, "name")))
     for flag, value in request(model).shared_flags().items():
         assert argv[argv.index(flag) + 1] == value
     assert argv[argv.index("-np") + 1] == "1"
@@ -180,8 +181,8 @@ def test_a_llama_bench_that_fails_says_so(build: LlamaBuild, model: Path) -> Non
     program(build.folder, "llama-bench", "import sys\nprint('[')\nsys.exit('error: failed to load model')")
     with pytest.raises(ProcessError, match="ended with exit code 1: error: failed to load model"):
         run_llama_bench(build, request(model))
-    with pytest.raises(BaselineError, match="gave no time for both tests"):
-        parse_llama_bench(BENCH_OUTPUT.replace('"n_gen": 8', '"n_gen": 0'), "", 1)
+    with pytest.raises(AnswerError, match="gave no time for the test of 0 prompt and 8 generated tokens"):
+        parse_llama_bench(BENCH_OUTPUT.replace('"n_gen": 8', '"n_gen": 0'), "", 1, request(model), 8763)
 
 
 def test_a_build_without_the_program_says_how_to_get_it(tmp_path: Path, model: Path) -> None:

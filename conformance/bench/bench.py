@@ -31,6 +31,7 @@ from conformance.fixtures import identify
 from conformance.gpu import free_memory_n_bytes
 from conformance.machine import these_versions, this_machine, without_paths
 from conformance.scenario import FinalLogitsHash, GeneratedTokenIdsHash, Scenario, ScenarioFile
+from engine.errors import one_line
 from engine.generate import PrefillMode, token_ids_le64_sha256
 from engine.gguf.reader import open_model
 from engine.model.config import ModelConfig
@@ -181,7 +182,7 @@ class Bench:
                 error = str(problem)
         values: dict[str, Any] = {key: value for key, value in (answer or {}).items() if key != "token_ids"}
         values |= {"round": number, "order": self._order, "prefill": mode, "telemetry": watch.telemetry}
-        one.runs.append(Run(**values, error=without_paths(error)))
+        one.runs.append(Run(**values, error=without_paths(None if error is None else one_line(error))))
         self._order += 1
         self._advance()
         return answer

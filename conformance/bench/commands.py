@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from baselines.llama_cpp import pin
 from baselines.llama_cpp.build import WORKER, BuildOptions
+from baselines.llama_cpp.guard import start_guard
 from baselines.llama_cpp.progress import Progress, show_progress
 from conformance.bench.bench import Bench, BenchOptions, n_runs
 from conformance.bench.derive import tokens_verdict
@@ -26,8 +28,10 @@ from conformance.command_line import CacheDir, Names, environment_errors, known_
 from conformance.fixtures import ensure_model, identify
 from conformance.gate import Outcome
 from conformance.llama_builds import LlamaBuilds
+from conformance.records import claimed
 from conformance.runner import why_unavailable
 from conformance.scenario import ScenarioFile, find_scenario
+from engine.usage import INTERRUPTED
 
 BENCH_EXIT_CODES = (
     "Exit code: 0 measured, whoever is faster; 1 wrong tokens; 2 something could not be measured or compared; "
@@ -35,7 +39,6 @@ BENCH_EXIT_CODES = (
 )
 SELFTEST_EXIT_CODES = "Exit code: 0 every verdict is right, 1 one is not, 3 this environment cannot run it."
 VERIFY_EXIT_CODES = "Exit code: 0 every row holds, 1 one does not, 2 there is no row, 3 it cannot be read."
-_INTERRUPTED = 130
 OPS_SCENARIO = "tiny-c512"
 
 
@@ -103,14 +106,15 @@ def bench(
             llama_cpp=llama_cpp,
             cache_dir=cache_dir,
         )
-        with show_progress() as progress:
+        records: list[BenchRecord] = []
+        start_guard()  # now, so that it disturbs no cold start
+        with claimed(out), show_progress() as progress, _tables_in_any_case(records):
             builds = LlamaBuilds(options, tuple(cuda_arch or ()), progress)
             jobs = list(_jobs(request, builds, cache_dir, progress))
-            records, interrupted = _measure(jobs, backend, out, progress)
-    typer.echo(render_bench(records))
+            interrupted = _measure(jobs, backend, out, progress, records)
     if interrupted:
         typer.echo(f"stopped: {len(records)} of {len(jobs)} scenarios are measured and recorded", err=True)
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     raise typer.Exit(outcome_of(records))
 
 
@@ -133,7 +137,7 @@ def bench_ops(
     cache_dir: CacheDir = None,
 ) -> None:
     """Time each op of the NumPy backend as it is in a decode step of the tiny model, by pytest-benchmark."""
-    with environment_errors(), show_progress() as progress:
+    with environment_errors(), claimed(out), show_progress() as progress:
         file = find_scenario(OPS_SCENARIO)
         model = ensure_model(file, cache_dir, progress)
         progress.step("op benchmarks")
@@ -182,10 +186,19 @@ def _jobs(request: BenchRequest, builds: LlamaBuilds, cache: Path | None, progre
         yield _Job(file, models[sha256], subjects, request.options(file.scenario))
 
 
-def _measure(jobs: Sequence[_Job], backend: str, out: Path, progress: Progress) -> tuple[list[BenchRecord], bool]:
-    """Measure and record one scenario after the other; Ctrl-C ends it with the records that are complete."""
+@contextmanager
+def _tables_in_any_case(records: list[BenchRecord]) -> Iterator[None]:
+    """Print the tables of `records` after the context, also where that ends early."""
+    try:
+        yield
+    finally:
+        if records:
+            typer.echo(render_bench(records))
+
+
+def _measure(jobs: Sequence[_Job], backend: str, out: Path, progress: Progress, records: list[BenchRecord]) -> bool:
+    """Measure and record one scenario after the other, into `records`; return whether Ctrl-C ended it."""
     total, done = sum(n_runs(job.subjects, job.options) for job in jobs), 0
-    records: list[BenchRecord] = []
     progress.step(f"measuring with {WORKER} b{pin.BUILD_NUMBER}")
 
     def advance() -> None:
@@ -214,8 +227,8 @@ def _measure(jobs: Sequence[_Job], backend: str, out: Path, progress: Progress) 
             records.append(one.run())
             write_bench_record(records[-1], out)
     except KeyboardInterrupt:
-        return records, True
-    return records, False
+        return True
+    return False
 
 
 def _selftest_summary(results: Sequence[TrialResult]) -> str:

@@ -60,11 +60,21 @@ def tokens_verdict(record: BenchRecord, subject: SubjectRecord) -> tuple[TokensV
         return "wrong", f"its first run has other tokens than {record.expected.source}{_where(record, subject)}"
     logits = record.expected.final_logits_le32_sha256 if subject.role == "engine" else None
     for run in subject.runs:
+        n_asked = _n_asked(record, run)
+        if run.n_generated != n_asked:
+            return "wrong", f"round {run.round}, {run.prefill}: {run.n_generated} of {n_asked} tokens"
         if run.generated_token_ids_le64_sha256 != token_ids_le64_sha256(subject.token_ids[: run.n_generated]):
             return "wrong", f"round {run.round}, {run.prefill}: other tokens than in its reference run"
         if logits is not None and run.final_logits_le32_sha256 != logits:
             return "wrong", f"round {run.round}, {run.prefill}: other logits after the prompt than expected"
     return "right", "every run has the right tokens"
+
+
+def _n_asked(record: BenchRecord, run: Run) -> int:
+    """Return how many ids a run was asked for."""
+    if run.round == 0:
+        return record.n_predict
+    return record.plan.n_decode + 1 if run.prefill == "layer_major" else 1
 
 
 def _where(record: BenchRecord, subject: SubjectRecord) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from baselines.llama_cpp import pin
 from baselines.llama_cpp.bench import PROGRAM as LLAMA_BENCH
 from baselines.llama_cpp.bench import run_llama_bench
 from baselines.llama_cpp.build import LlamaBuild, find_library
+from baselines.llama_cpp.guard import scratch_folder
 from baselines.llama_cpp.process import LiveProcess
 from baselines.llama_cpp.server import PROGRAM as LLAMA_SERVER
 from baselines.llama_cpp.server import LlamaServer
@@ -100,12 +100,12 @@ class EngineSubject:
     def open(self) -> Cold:
         """Start the engine's process."""
         values = {**asdict(self.request), "model": str(self.request.model.absolute()), "slowed_by": self.slowed_by}
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        with scratch_folder("bench") as folder:
             file = Path(folder) / "request.json"
             file.write_text(json.dumps(values))
             start_ns = time.monotonic_ns()
-            self._process = LiveProcess(_engine_argv(str(file)), env=package_environment())
-            self._said = json.loads(self._process.read(self.deadline_s))
+            self._process = LiveProcess(_engine_argv(str(file)), env=package_environment(), name=self.name)
+            self._said = _said(self._process, self._process.read(self.deadline_s))
             ready_time_ns = time.monotonic_ns() - start_ns
         return Cold(ready_time_ns, self._said["load_time_ns"], self._said["compile_time_ns"])
 
@@ -113,7 +113,7 @@ class EngineSubject:
         """Generate once."""
         assert self._process is not None
         asked = json.dumps({"prefill": prefill, "n_predict": n_predict})
-        answer: dict[str, Any] = json.loads(self._process.ask(asked, self.deadline_s))
+        answer = _said(self._process, self._process.ask(asked, self.deadline_s))
         if "error" in answer:
             raise EngineRunError(answer["error"])
         return answer | _counts(answer["token_ids"])
@@ -170,7 +170,7 @@ class WorkerSubject:
     def open(self) -> Cold:
         """Start the worker."""
         self._session = WorkerSession(self.build, self.request)
-        return Cold(self._session.ready_time_ns, self._session.loaded["load_time_ns"])
+        return Cold(self._session.ready_time_ns, self._session.loaded.load_time_ns)
 
     def run(self, prefill: PrefillMode, n_predict: int) -> dict[str, Any]:
         """Generate once."""
@@ -304,8 +304,8 @@ def measure_read_ceiling(backend: str) -> tuple[float | None, str | None]:
     if backend != "cuda":
         return None, "only a GPU's is measured"
     try:
-        with LiveProcess(_engine_argv(READ_CEILING), env=package_environment()) as process:
-            return float(json.loads(process.read(_READ_CEILING_DEADLINE_S))["gb_per_s"]), None
+        with LiveProcess(_engine_argv(READ_CEILING), env=package_environment(), name="the read ceiling") as process:
+            return float(_said(process, process.read(_READ_CEILING_DEADLINE_S))["gb_per_s"]), None
     except ProcessError as error:
         return None, without_paths(str(error))
 
@@ -356,6 +356,17 @@ def _counts(ids: list[int]) -> dict[str, Any]:
         "n_decoded": len(ids) - 1,
         "generated_token_ids_le64_sha256": token_ids_le64_sha256(ids),
     }
+
+
+def _said(process: LiveProcess, line: str) -> dict[str, Any]:
+    """Read a line of our own process; raises ProcessError if a library wrote something else in between."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise process.give_up(f"wrote {line[:80]!r} where an answer was expected")
+    return values
 
 
 def _engine_argv(argument: str) -> list[str | Path]:

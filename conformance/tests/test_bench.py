@@ -125,6 +125,18 @@ def test_one_changed_token_in_one_round_is_found(short: ScenarioFile) -> None:
     )
 
 
+def test_fewer_tokens_than_asked_are_no_faster(short: ScenarioFile) -> None:
+    class Stops(FakeSubject):
+        def run(self, prefill: Any, n_predict: int) -> dict[str, Any]:
+            return super().run(prefill, n_predict - 1 if self._n_runs == 7 else n_predict)
+
+    subjects = pair(short)
+    stops = Stops(**{key: value for key, value in vars(subjects[1]).items() if not key.startswith("_")})
+    row = decode_row(bench_of(short, [subjects[0], stops]))
+    reason = "correctness failed: llama.cpp-b8763-cpu: round 3, layer_major: 2 of 3 tokens"
+    assert (row.verdict, row.reason) == ("INVALID", reason)
+
+
 def test_a_baseline_that_dies_leaves_a_record_that_says_so(short: ScenarioFile) -> None:
     ours, theirs = pair(short)
     theirs.fails, theirs.fails_at = ProcessError("ended by SIGILL: /home/someone/x"), 6

@@ -139,10 +139,20 @@ def test_outcomes_are_explained_in_one_line() -> None:
     assert explain("ok", 0, "a\nb", 9) is None
     assert explain("timeout", -9, "a", 9) == "not finished after 9 s"
     assert explain("out_of_memory", 1, "a\nno room", 9) == "ran out of memory: no room"
-    assert explain("crashed", 2, "a\nbad flag", 9) == "exit code 2: bad flag"
-    assert explain("crashed", 2, "", 9) == "exit code 2: no output"
+    assert explain("crashed", 2, "a\nbad flag", 9) == "ended with exit code 2: bad flag"
+    assert explain("crashed", 2, "", 9) == "ended with exit code 2: no output"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 def test_a_signal_is_named() -> None:
     assert explain("crashed", -4, "", 9) == "ended by SIGILL"
+    assert explain("crashed", -40, "", 9) == "ended by signal 40"
+    killed = "ended by SIGKILL, not by this suite: most likely because memory ran out"
+    assert explain("crashed", -9, "loading", 9) == killed
+
+
+def test_the_line_that_tells_of_a_failure_is_shown_and_not_the_last_one() -> None:
+    log = "loading\nCUDA error: device lost\n  current device: 0\n  ggml-cuda.cu:97"
+    assert explain("crashed", -6, log, 9) == "ended by SIGABRT: CUDA error: device lost"
+    assert explain("crashed", 1, log, 9) == "ended with exit code 1: CUDA error: device lost"
+    assert explain("crashed", 1, "a\n\x1b[31merror \x00", 9) == r"ended with exit code 1: \x1b[31merror \x00"

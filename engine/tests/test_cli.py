@@ -156,6 +156,35 @@ def test_decode_bench_reports_equal_bits_and_one_hash(
     assert found["generated_token_ids_le64_sha256"] == [expected.generated_token_ids_le64_sha256]
 
 
+def test_ctrl_c_is_one_line_and_exit_code_130(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load_engine", stop)
+    assert run(monkeypatch, *generate(model)) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
+
+
+def test_a_device_that_fails_is_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = type("CUDARuntimeError", (RuntimeError,), {"__module__": "cupy_backends.cuda.api.runtime"})
+
+    def fail(*args: object, **options: object) -> None:
+        raise lost("cudaErrorIllegalAddress:\nan illegal memory access was encountered")
+
+    monkeypatch.setattr(cli, "load_engine", fail)
+    assert run(monkeypatch, *generate(model)) == 1
+    line = r"cudaErrorIllegalAddress:\nan illegal memory access was encountered"
+    says = f"error: the device failed, what it held is lost: {line}; run again"
+    assert capsys.readouterr().err.splitlines()[-1] == says
+    monkeypatch.setattr(lost, "__module__", "elsewhere")
+    with pytest.raises(lost):
+        run(monkeypatch, *generate(model))
+
+
 def test_a_missing_device_is_exit_code_3(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
