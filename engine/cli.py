@@ -25,6 +25,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from engine import picture as pictures
+from engine import profile as profiles
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
 from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError, shown
 from engine.generate import BACKENDS, Engine, Generation, TextStream, check_request, load_engine
@@ -203,6 +205,28 @@ def prompt_bench(
     engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, 1)
     prefill = bench_prefill(engine, ids, pack, repetitions)
     print(json.dumps(_prefill_dict(prefill)) if as_json else _prefill_text(prefill))
+
+
+@app.command()
+def profile(
+    model: BenchModel,
+    n_ctx: ContextSize = 512,
+    depth: Annotated[int, typer.Option(min=0, help="Position of the token whose step is profiled.")] = 70,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Replays of each part.")] = 12,
+    vram_budget: Budget = None,
+    with_nodes: Annotated[bool, typer.Option("--nodes", help="List every launch in the table.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw stacked bars: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time every launch of a decode step on the GPU, against its bytes and the read ceiling."""
+    if picture is not None:
+        pictures.require_matplotlib()
+    file = open_model(model)
+    check_request(ModelConfig.from_model(file), n_ctx, [0], depth + 1)
+    found = profiles.profile_step(_load(file, n_ctx, "cuda", vram_budget, "spin"), depth, repetitions)
+    print(json.dumps(found.to_dict()) if as_json else profiles.render(found, with_nodes))
+    if picture is not None:
+        pictures.draw(found, picture)
 
 
 def _load(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import platformdirs
 
@@ -41,6 +41,8 @@ OPTIONS = (
     "--device-as-default-execution-space",  # NVRTC 13.0 takes a generic lambda for a host function otherwise
     "--ptxas-options=-v",
 )
+Parts: TypeAlias = tuple[tuple[str, str], ...]
+"""Pairs of a source file and of what is read instead, both below KERNELS_DIR."""
 CACHE_VARIABLE = "HYBRID_CACHE_DIR"
 
 _n_compiled = 0
@@ -79,18 +81,23 @@ class Cubin:
 
 
 @cache
-def source() -> str:
+def source(parts: Parts = ()) -> str:
     """Return all headers and kernels as one text; #line directives keep the compiler's messages readable.
+
+    `parts` are read in the place of the files that they name first.
 
     Splicing the text in (instead of #include) makes it part of the cache key, so that an edited header cannot
     leave a stale cubin behind.
     """
     kernels = sorted(path.name for path in KERNELS_DIR.glob("*.cu"))
-    parts = []
+    replaced = dict(parts)
+    texts = []
     for name in (*HEADERS, *kernels):
+        name = replaced.pop(name, name)
         text = (KERNELS_DIR / name).read_text(encoding="utf-8").replace("#pragma once", "")
-        parts.append(f'#line 1 "{name}"\n{text}')
-    return "\n".join(parts)
+        texts.append(f'#line 1 "{name}"\n{text}')
+    assert not replaced, f"no source file is called {', '.join(replaced)}"
+    return "\n".join(texts)
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -120,20 +127,20 @@ def compile_time_ns() -> int:
     return _compile_time_ns
 
 
-def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | None = None) -> Cubin:
+def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | None = None, parts: Parts = ()) -> Cubin:
     """Return the cubin with `expressions` (such as "gemv<Q4_K, 5120, 1, 0>") for `arch` (such as "sm_90").
 
-    Looks in the cache first. Raises CompileError with the compiler's log.
+    `parts` as for `source`. Looks in the cache first. Raises CompileError with the compiler's log.
     """
     global _compile_time_ns
     folder = (cache_dir or default_cache_dir()) / "cubin"
-    key = cache_key(expressions, arch)
+    key = cache_key(expressions, arch, parts)
     code_path, info_path = folder / f"{key}.cubin", folder / f"{key}.json"
     if code_path.exists() and info_path.exists():
         info = json.loads(info_path.read_text())
         return Cubin(code_path.read_bytes(), arch, info["lowered"], info["log"], was_cached=True)
     start = time.perf_counter_ns()
-    cubin = _compile(expressions, arch)
+    cubin = _compile(expressions, arch, parts)
     _compile_time_ns += time.perf_counter_ns() - start
     folder.mkdir(parents=True, exist_ok=True)
     _write(code_path, cubin.code)
@@ -141,10 +148,10 @@ def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | Non
     return cubin
 
 
-def cache_key(expressions: Sequence[str], arch: str) -> str:
+def cache_key(expressions: Sequence[str], arch: str, parts: Parts = ()) -> str:
     """Return the digest of everything that decides the machine code."""
-    parts = (source(), *OPTIONS, arch, str(nvrtc_version()), *expressions)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    decisive = (source(parts), *OPTIONS, arch, str(nvrtc_version()), *expressions)
+    return hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:32]
 
 
 def default_cache_dir() -> Path:
@@ -153,11 +160,11 @@ def default_cache_dir() -> Path:
     return Path(named) if named else platformdirs.user_cache_path("hybrid-engine-conformance")
 
 
-def _compile(expressions: Sequence[str], arch: str) -> Cubin:
+def _compile(expressions: Sequence[str], arch: str, parts: Parts) -> Cubin:
     global _n_compiled
     nvrtc = _nvrtc()
     _n_compiled += 1
-    program = nvrtc.createProgram(source(), "kernels.cu", (), ())
+    program = nvrtc.createProgram(source(parts), "kernels.cu", (), ())
     try:
         for expression in expressions:
             nvrtc.addNameExpression(program, expression)

@@ -69,7 +69,7 @@ def test_the_key_covers_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatc
     assert len(keys) == 3
     source = compiler.source()
     for name, change in {
-        "source": lambda: source + " ",
+        "source": lambda parts: source + " ",
         "OPTIONS": (*compiler.OPTIONS, "--use_fast_math"),
         "nvrtc_version": lambda: (0, 1),
     }.items():
