@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.cuda import gemv, plan
+from engine.cuda import checked, gemv, plan
 from engine.cuda.decoder import PassGraph
 from engine.cuda.device import Device
 from engine.cuda.dispatch import Dispatch
@@ -31,6 +31,8 @@ def make_build(variant: Variant, config: ModelConfig, tensors: Mapping[str, Tens
     """Compile what the model needs on the device, or find it in the cache, and load it."""
     dispatch = Dispatch(Target.of(device.arch, device.n_sm), variant.policy)
     names = plan.expressions(config, tensors, dispatch)
+    if variant.checks:
+        names = [*names, *checked.expressions()]
     kernels = Kernels(names, device.arch, variant.parts, overlaps=variant.overlaps)
     kernels.write_global("iq3s_grid", gemv.iq3s_grid_words())
     return Build(variant, kernels, dispatch, Streams(kernels, dispatch.target))

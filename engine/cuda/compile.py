@@ -24,11 +24,18 @@ from engine.errors import EngineError
 KERNELS_DIR = Path(__file__).with_name("kernels")
 HEADERS = (
     "numerics.cuh",
+    "half.cuh",
     "quads.cuh",
     "norm.cuh",
+    "norm_row.cuh",
     "formats.cuh",
     "row_dot.cuh",
+    "row_sums.cuh",
     "stream.cuh",
+    "conv_task.cuh",
+    "delta_step.cuh",
+    "value_tile.cuh",
+    "split_softmax.cuh",
     "fragments.cuh",
     "mma_rows.cuh",
 )
@@ -42,7 +49,7 @@ OPTIONS = (
     "--ptxas-options=-v",
 )
 Parts: TypeAlias = tuple[tuple[str, str], ...]
-"""Pairs of a source file and of what is read instead, both below KERNELS_DIR."""
+"""Pairs of a source file, or "", and of what is read instead, both below KERNELS_DIR."""
 CACHE_VARIABLE = "HYBRID_CACHE_DIR"
 
 _n_compiled = 0
@@ -84,19 +91,19 @@ class Cubin:
 def source(parts: Parts = ()) -> str:
     """Return all headers and kernels as one text; #line directives keep the compiler's messages readable.
 
-    `parts` are read in the place of the files that they name first.
+    `parts` are read in the place of the files that they name first, or added at the end where they name none.
 
     Splicing the text in (instead of #include) makes it part of the cache key, so that an edited header cannot
     leave a stale cubin behind.
     """
     kernels = sorted(path.name for path in KERNELS_DIR.glob("*.cu"))
-    replaced = dict(parts)
+    replaced = {old: new for old, new in parts if old}
+    assert replaced.keys() <= {*HEADERS, *kernels}, f"there is no source file for one of {replaced}"
+    added = [new for old, new in parts if not old]
     texts = []
-    for name in (*HEADERS, *kernels):
-        name = replaced.pop(name, name)
+    for name in (*(replaced.get(name, name) for name in (*HEADERS, *kernels)), *added):
         text = (KERNELS_DIR / name).read_text(encoding="utf-8").replace("#pragma once", "")
         texts.append(f'#line 1 "{name}"\n{text}')
-    assert not replaced, f"no source file is called {', '.join(replaced)}"
     return "\n".join(texts)
 
 

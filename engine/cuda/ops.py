@@ -130,7 +130,7 @@ class CudaOps:
         self._done, self._tiles = b["gate_up_done"], b["tiles"]
         self._logits, self._given = b["logits"], b["given_logits"]
         self.outcome = b["outcome"]  # next token, fault word
-        self._fault = self.outcome[1:].view(np.uint32)
+        self.fault = self.outcome[1:].view(np.uint32)
 
     def _rope_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         c = self._config
@@ -201,12 +201,12 @@ class CudaOps:
             return packs.project(self.kernels, [matrix], h, [residual], self._tiles, add=True)[0]
         if self.dispatch.streams_add(matrix.n_in, matrix.type_name, matrix.n_out):
             return self._streams.gemv(matrix, h, residual)
-        return gemv.gemv(self.kernels, matrix, h, residual, fault=self._fault, mode=gemv.ADD_RESIDUAL)
+        return gemv.gemv(self.kernels, matrix, h, residual, fault=self.fault, mode=gemv.ADD_RESIDUAL)
 
     def gate_up_silu(self, gate: gemv.DeviceMatrix, up: gemv.DeviceMatrix, h: streams.NormInput) -> DeviceActivation:
         """Return silu(gate h) * (up h), quantised."""
         n_tokens = h.x.shape[0]
-        out, k, fault, op = self._ffn.first(n_tokens), self.kernels, self._fault, self._op(Op.GATE_UP_SILU)
+        out, k, fault, op = self._ffn.first(n_tokens), self.kernels, self.fault, self._op(Op.GATE_UP_SILU)
         if n_tokens > 1:
             return packs.gate_up_silu(k, gate, up, self._normalised(h), out, self._tiles, fault=fault, op=op)
         if self.dispatch.streams_gate_up(gate.n_in, gate.n_out, gate.type_name, up.type_name):
@@ -242,7 +242,7 @@ class CudaOps:
             o.alpha,
             o.beta,
             self._mixed_of(self._config.value_dim, z.shape[0]),
-            fault=self._fault,
+            fault=self.fault,
             op=self._op(Op.GATED_DELTA),
         )
 
@@ -278,7 +278,7 @@ class CudaOps:
             o.control,
             self._scratch,
             self._mixed_of(self._config.n_embd_q, o.q.shape[0]),
-            fault=self._fault,
+            fault=self.fault,
             op=self._op(Op.ATTENTION),
         )
 
@@ -286,7 +286,7 @@ class CudaOps:
         """Return the logits in their one buffer."""
         op = int(faults.kernel_argument(Op.HEAD))
         x, logits = self._normalised(h), self._logits
-        return gemv.gemv(self.kernels, matrix, x, logits, fault=self._fault, mode=gemv.LOGITS, op=op)
+        return gemv.gemv(self.kernels, matrix, x, logits, fault=self.fault, mode=gemv.LOGITS, op=op)
 
     def choose(self, logits: cupy.ndarray) -> None:
         """Launch argmax; the id goes to outcome[0]."""
@@ -300,7 +300,7 @@ class CudaOps:
             self._argmax_scratch,
             self.outcome[:1],
             self._chosen,
-            fault=self._fault,
+            fault=self.fault,
             op=op,
         )
 
@@ -314,7 +314,7 @@ class CudaOps:
     def raise_fault(self, word: int) -> None:
         """Raise NonFiniteError for a fault word other than 0, and clear it."""
         if word:
-            self._fault.fill(0)
+            self.fault.fill(0)
         faults.raise_if_set(word & 0xFFFFFFFF)
 
     def append(self, run: Run, state: Any, tokens: Sequence[int], pack: int) -> cupy.ndarray:
@@ -340,7 +340,7 @@ class CudaOps:
     def to_host(self, x: cupy.ndarray) -> NDArray[np.float32]:
         """Copy an array to the host; NonFiniteError if a kernel before it left a fault."""
         host: NDArray[np.float32] = x.get(stream=self.stream)
-        self.raise_fault(int(self._fault.get(stream=self.stream)[0]))
+        self.raise_fault(int(self.fault.get(stream=self.stream)[0]))
         return host
 
     def describe(self) -> dict[str, Any]:

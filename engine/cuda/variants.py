@@ -32,8 +32,70 @@ class Variant:
     scheduling: str | None = None
 
 
+def _part(name: str, variant: str) -> tuple[tuple[str, str], ...]:
+    return ((name, f"variants/{variant}"),)
+
+
 FULL = Variant("full", 0, "nothing")
-VARIANTS = (FULL,)
+VARIANTS = (
+    FULL,
+    Variant(
+        "norm-two-pass",
+        1,
+        "loads of norm input and weight ahead of the reduction: two loops, each loading what it uses",
+        parts=_part("norm_row.cuh", "norm_row_two_pass.cuh"),
+    ),
+    Variant(
+        "rows", 2, "streams of one block a multiprocessor: a warp a row in small blocks, the norm apart", policy="rows"
+    ),
+    Variant(
+        "rows-shared",
+        2,
+        "streams: four warps share the sub-blocks of four rows, sums through shared memory, the norm apart",
+        parts=_part("row_sums.cuh", "row_sums_shared.cuh"),
+        policy="rows",
+    ),
+    Variant("no-rounds", 2, "choice of the kernels by rounds: streams for everything that they take", policy="streams"),
+    Variant(
+        "half-loop",
+        3,
+        "conversion of f16 by the hardware: from its bits, a loop for denormals",
+        parts=_part("half.cuh", "half_loop.cuh"),
+    ),
+    Variant(
+        "delta-row-by-row",
+        4,
+        "all rows of a warp through the delta rule together: one row after the other",
+        parts=_part("delta_step.cuh", "delta_step_row_by_row.cuh"),
+    ),
+    Variant(
+        "norms-in-turn",
+        4,
+        "convolution and norm of q, k and v in three warps: in one, one after the other",
+        parts=_part("conv_task.cuh", "conv_task_in_turn.cuh"),
+    ),
+    Variant(
+        "values-late",
+        4,
+        "attention values asked for ahead of the scores: after them, one 16-byte load at a time",
+        parts=_part("value_tile.cuh", "value_tile_late.cuh"),
+    ),
+    Variant(
+        "softmax-serial",
+        4,
+        "softmax of a split by a warp a head: by a thread a head",
+        parts=_part("split_softmax.cuh", "split_softmax_serial.cuh"),
+    ),
+    Variant(
+        "check-nodes",
+        5,
+        "checks for NaN and infinity inside the kernels alone: a node for each op's result besides",
+        parts=_part("", "finite_check.cu"),
+        checks=True,
+    ),
+    Variant("plain-launch", 5, "programmatic dependent launch: each node after the one before", overlaps=False),
+    Variant("auto-wait", 5, "a host that spins while it waits: the driver's choice", scheduling="auto"),
+)
 
 
 def variant(name: str) -> Variant:
