@@ -25,6 +25,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from engine import opbench as opbenches
 from engine import picture as pictures
 from engine import profile as profiles
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
@@ -227,6 +228,25 @@ def profile(
     print(json.dumps(found.to_dict()) if as_json else profiles.render(found, with_nodes))
     if picture is not None:
         pictures.draw(found, picture)
+
+
+@app.command()
+def opbench(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file; of it, the header is enough.")],
+    variants: Annotated[
+        list[str] | None,
+        typer.Option("--variant", help=f"Repeat for more [default: {', '.join(opbenches.VARIANT_NAMES)}]."),
+    ] = None,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Replays of each graph.")] = 12,
+    as_json: Json = False,
+) -> None:
+    """Time each matrix kernel of a model on the GPU, weights cold, by each variant of the kernels."""
+    file = open_model(model)
+    check_tensors(file, ModelConfig.from_model(file))
+    n_rows = len(opbenches.bench_nodes(file))
+    with _bar("timing kernels", n_rows, MofNCompleteColumn()) as advance:
+        found = opbenches.bench_ops(file, variants or opbenches.VARIANT_NAMES, repetitions, advance)
+    print(json.dumps(found.to_dict()) if as_json else opbenches.render(found))
 
 
 def _load(

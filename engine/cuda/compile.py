@@ -73,12 +73,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code for one architecture: `lowered` maps a name expression to its symbol."""
+    """Machine code for one architecture: `lowered` maps a name expression to its symbol.
+
+    ptx_n_bytes: size of the PTX that it was assembled from.
+    """
 
     code: bytes
     arch: str
     lowered: dict[str, str]
     log: str
+    ptx_n_bytes: int
     was_cached: bool
 
     def resources(self) -> list[Resources]:
@@ -145,13 +149,14 @@ def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | Non
     code_path, info_path = folder / f"{key}.cubin", folder / f"{key}.json"
     if code_path.exists() and info_path.exists():
         info = json.loads(info_path.read_text())
-        return Cubin(code_path.read_bytes(), arch, info["lowered"], info["log"], was_cached=True)
+        return Cubin(code_path.read_bytes(), arch, **info, was_cached=True)
     start = time.perf_counter_ns()
     cubin = _compile(expressions, arch, parts)
     _compile_time_ns += time.perf_counter_ns() - start
     folder.mkdir(parents=True, exist_ok=True)
     _write(code_path, cubin.code)
-    _write(info_path, json.dumps({"lowered": cubin.lowered, "log": cubin.log}).encode())
+    info = {"lowered": cubin.lowered, "log": cubin.log, "ptx_n_bytes": cubin.ptx_n_bytes}
+    _write(info_path, json.dumps(info).encode())
     return cubin
 
 
@@ -180,7 +185,8 @@ def _compile(expressions: Sequence[str], arch: str, parts: Parts) -> Cubin:
         except nvrtc.NVRTCError:
             raise CompileError(f"kernels do not compile for {arch}:\n{nvrtc.getProgramLog(program)}") from None
         lowered = {name: _text(nvrtc.getLoweredName(program, name)) for name in expressions}
-        return Cubin(nvrtc.getCUBIN(program), arch, lowered, nvrtc.getProgramLog(program), was_cached=False)
+        log, ptx_n_bytes = nvrtc.getProgramLog(program), len(nvrtc.getPTX(program))
+        return Cubin(nvrtc.getCUBIN(program), arch, lowered, log, ptx_n_bytes, was_cached=False)
     finally:
         nvrtc.destroyProgram(program)
 

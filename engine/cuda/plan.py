@@ -164,9 +164,9 @@ def _gate_up(
 
 
 def matrix_nodes(nodes: Sequence[Node]) -> list[Node]:
-    """Return the first node of each kernel and shape of matrices, in order."""
-    found: dict[tuple[str, str, str], Node] = {}
+    """Return the first node of each shape and formats of matrices, in order."""
+    found: dict[tuple[str, str], Node] = {}
     for node in nodes:
         if node.tensors:
-            found.setdefault((node.op, node.shape, node.types), node)
+            found.setdefault((node.shape, node.types), node)
     return list(found.values())

@@ -107,7 +107,7 @@ def test_a_kernel_is_found_by_its_name_expression(compiled: Cubin) -> None:
 
 
 def test_resources_are_read_from_the_assemblers_report() -> None:
-    cubin = Cubin(b"", ARCH, {"good<1>": "_Z4goodi", "bad": "_Z3badi"}, LOG, was_cached=False)
+    cubin = Cubin(b"", ARCH, {"good<1>": "_Z4goodi", "bad": "_Z3badi"}, LOG, 0, was_cached=False)
     assert cubin.resources() == [GOOD, BAD]
 
 

@@ -1,14 +1,16 @@
 // split_softmax_serial.cuh: in the place of split_softmax.cuh: a thread a query head, position after position
 #pragma once
 
-// The sum of tree() from one thread: lane 0 adds to each value the one `offset` lanes up.
+// The sum of tree() from one thread: at each level the upper half of the N values left is added to the lower.
+template <int N>
 __device__ __forceinline__ float tree_of(float (&v)[WARP]) {
+    if constexpr (N == 1) {
+        return v[0];
+    } else {
 #pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
-#pragma unroll
-        for (int i = 0; i < offset; i++) v[i] = add(v[i], v[i + offset]);
+        for (int i = 0; i < N / 2; i++) v[i] = add(v[i], v[i + N / 2]);
+        return tree_of<N / 2>(v);
     }
-    return v[0];
 }
 
 template <int N_HEADS, int N_WARPS>
@@ -25,5 +27,5 @@ __device__ __forceinline__ void softmax_heads(float (&scores)[N_HEADS][KV_SPLIT]
         scores[h][j] = weights[j];
     }
     maxima[h * stride] = maximum;
-    sums[h * stride] = tree_of(weights);
+    sums[h * stride] = tree_of<WARP>(weights);
 }
