@@ -113,7 +113,7 @@ def test_resources_are_read_from_the_assemblers_report() -> None:
 
 def test_an_error_has_the_compilers_log_with_file_and_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = compiler.source() + '\n#line 7 "broken.cu"\n__global__ void broken() { undeclared = 1; }\n'
-    monkeypatch.setattr(compiler, "source", lambda: broken)
+    monkeypatch.setattr(compiler, "source", lambda parts: broken)
     with pytest.raises(CompileError, match=r"(?s)do not compile for sm_90.*broken\.cu\(7\).*undeclared"):
         compile_kernels(["broken"], ARCH, tmp_path)
     assert not list(tmp_path.rglob("*.cubin"))
