@@ -144,6 +144,13 @@ def bench_ops(session: nox.Session) -> None:
 
 
 @nox.session
+def ablation(session: nox.Session) -> None:
+    """Decode on the GPU with each surgery of the kernels switched off: `-- MODEL`. CUDA_EXTRA=cuda12 for CUDA 12."""
+    install(session, CUDA_EXTRA)
+    judge(session, "ablation")
+
+
+@nox.session
 def verify(session: nox.Session) -> None:
     """Check published rows from nothing but themselves: `-- ROW` for single ones."""
     install(session)

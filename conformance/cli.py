@@ -16,6 +16,7 @@ from baselines.llama_cpp.build import BuildOptions, ensure_build
 from baselines.llama_cpp.progress import show_progress
 from conformance import golden as goldens
 from conformance.bench import commands as bench_commands
+from conformance.bench.ablation import AblationRecord
 from conformance.bench.ops import OpsRecord
 from conformance.bench.records import BenchRecord
 from conformance.command_line import Backends, CacheDir, Names, environment_errors, fail, known_backends
@@ -32,7 +33,12 @@ from conformance.scenario import ScenarioFile, all_scenarios, find_scenario, sel
 
 _EXIT_CODES = "Exit code: 0 all match, 1 mismatch, 2 something was not measured, 3 this environment cannot run it."
 
-_SCHEMAS: dict[str, type[BaseModel]] = {"record": Record, "bench": BenchRecord, "ops": OpsRecord}
+_SCHEMAS: dict[str, type[BaseModel]] = {
+    "record": Record,
+    "bench": BenchRecord,
+    "ops": OpsRecord,
+    "ablation": AblationRecord,
+}
 
 app = typer.Typer(
     add_completion=False,
@@ -208,4 +214,5 @@ def schema(
 app.command(epilog=bench_commands.BENCH_EXIT_CODES)(bench_commands.bench)
 app.command("bench-selftest", epilog=bench_commands.SELFTEST_EXIT_CODES)(bench_commands.bench_selftest)
 app.command("bench-ops")(bench_commands.bench_ops)
+app.command(epilog=bench_commands.ABLATION_EXIT_CODES)(bench_commands.ablation)
 app.command(epilog=bench_commands.VERIFY_EXIT_CODES)(bench_commands.verify)

@@ -25,7 +25,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from engine import ablation as ablations
+from engine import opbench as opbenches
+from engine import picture as pictures
+from engine import profile as profiles
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
+from engine.cuda.variants import FULL, VARIANTS, Variant, variant
 from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError, is_device_failure, one_line, shown
 from engine.generate import BACKENDS, Engine, Generation, TextStream, check_request, load_engine
 from engine.gguf.reader import ModelFile, open_model
@@ -208,6 +213,104 @@ def prompt_bench(
     engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, 1)
     prefill = bench_prefill(engine, ids, pack, repetitions)
     print(json.dumps(_prefill_dict(prefill)) if as_json else _prefill_text(prefill))
+
+
+@app.command()
+def profile(
+    model: BenchModel,
+    n_ctx: ContextSize = 512,
+    depth: Annotated[int, typer.Option(min=0, help="Position of the token whose step is profiled.")] = 70,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Replays of each part.")] = 12,
+    vram_budget: Budget = None,
+    with_nodes: Annotated[bool, typer.Option("--nodes", help="List every launch in the table.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw stacked bars: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time every launch of a decode step on the GPU, against its bytes and the read ceiling."""
+    if picture is not None:
+        pictures.require_matplotlib()
+    file = open_model(model)
+    check_request(ModelConfig.from_model(file), n_ctx, [0], depth + 1)
+    with _measuring():
+        found = profiles.profile_step(_load(file, n_ctx, "cuda", vram_budget, "spin"), depth, repetitions)
+    print(json.dumps(found.to_dict()) if as_json else profiles.render(found, with_nodes))
+    if picture is not None:
+        pictures.draw(found, picture)
+
+
+@app.command()
+def opbench(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file; of it, the header is enough.")],
+    variants: Annotated[
+        list[str] | None,
+        typer.Option("--variant", help=f"Repeat for more [default: {', '.join(opbenches.VARIANT_NAMES)}]."),
+    ] = None,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Replays of each graph.")] = 12,
+    as_json: Json = False,
+) -> None:
+    """Time each matrix kernel of a model on the GPU, weights cold, by each variant of the kernels."""
+    file = open_model(model)
+    check_tensors(file, ModelConfig.from_model(file))
+    n_rows = len(opbenches.bench_nodes(file))
+    with _measuring(), _bar("timing kernels", n_rows, MofNCompleteColumn()) as advance:
+        found = opbenches.bench_ops(file, variants or opbenches.VARIANT_NAMES, repetitions, advance)
+    print(json.dumps(found.to_dict()) if as_json else opbenches.render(found))
+
+
+@app.command()
+def ablation(
+    model: BenchModel,
+    n_ctx: ContextSize = 512,
+    n_steps: Annotated[int, typer.Option("-n", "--steps", min=1, help="Decode steps of a run.")] = 128,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Pairs of runs.")] = 5,
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="What to switch off; repeat for more [default: all].")
+    ] = None,
+    vram_budget: Budget = None,
+    compile_for: Annotated[
+        str | None, typer.Option(metavar="ARCH", help="Only compile into the cache, such as for sm_90; needs no GPU.")
+    ] = None,
+    n_sm: Annotated[int, typer.Option(min=1, help="Multiprocessors of the device to compile for.")] = 132,
+    as_json: Json = False,
+) -> None:
+    """Decode on the GPU with each surgery switched off, in alternation with the whole engine."""
+    chosen = [variant(name) for name in variants] if variants else list(VARIANTS[1:])
+    ablations.check_variants(chosen)
+    file = open_model(model)
+    if compile_for is not None:
+        _compile_variants(file, chosen, compile_for, n_sm)
+        return
+    with _measuring():
+        engine, ids = _bench_engine(model, n_ctx, "cuda", vram_budget, "spin", None, n_steps + 1)
+    with _bar("runs", len(chosen) * repetitions, MofNCompleteColumn()) as advance:
+        found = ablations.ablate(engine, ids, n_steps, repetitions, chosen, advance)
+    print(json.dumps(found.to_dict()) if as_json else ablations.render(found))
+    if not all(row.same_bits for row in found.rows):
+        raise typer.Exit(1)
+
+
+def _compile_variants(file: ModelFile, variants: list[Variant], arch: str, n_sm: int) -> None:
+    """Fill the cache of compiled kernels and print what each variant comes to."""
+    config = ModelConfig.from_model(file)
+    check_tensors(file, config)
+    try:
+        from engine.cuda.build import compile_for
+    except ImportError as error:
+        raise NoDeviceError(f"compiling needs CuPy ({error}): install the extra cuda12 or cuda13") from None
+    every = [FULL, *variants]
+    for one, cubin in zip(every, compile_for(every, config, file.tensors, arch, n_sm), strict=True):
+        spilling = [r.name for r in cubin.resources() if r.spill_n_bytes or r.stack_n_bytes]
+        sizes = f"{len(cubin.code)} bytes of code, {cubin.ptx_n_bytes} of PTX"
+        print(f"{one.name}: {sizes}, spilling: {', '.join(spilling) or 'none'}", flush=True)
+
+
+@contextmanager
+def _measuring() -> Iterator[None]:
+    """Say of a measurement that a missing device kept from being made that it was not made."""
+    try:
+        yield
+    except NoDeviceError as error:
+        raise NoDeviceError(f"not measured: {error}") from None
 
 
 def _load(

@@ -14,6 +14,7 @@ from baselines.llama_cpp import pin
 from baselines.llama_cpp.build import WORKER, BuildOptions
 from baselines.llama_cpp.guard import start_guard
 from baselines.llama_cpp.progress import Progress, show_progress
+from conformance.bench.ablation import make_ablation_record, write_ablation_record
 from conformance.bench.bench import Bench, BenchOptions, n_runs
 from conformance.bench.derive import tokens_verdict
 from conformance.bench.ops import render_ops, run_op_benchmarks, write_ops_record
@@ -25,12 +26,20 @@ from conformance.bench.subjects import BASELINES, Subject, measure_read_ceiling
 from conformance.bench.telemetry import open_sensor
 from conformance.bench.verify import PUBLISHED_FOLDER, verify_paths
 from conformance.command_line import CacheDir, Names, environment_errors, known_backends
-from conformance.fixtures import ensure_model, identify
+from conformance.errors import ConformanceError
+from conformance.fixtures import ensure_model, identify, sha256_of
 from conformance.gate import Outcome
 from conformance.llama_builds import LlamaBuilds
-from conformance.records import claimed
+from conformance.records import ModelIdentity, claimed
 from conformance.runner import why_unavailable
 from conformance.scenario import ScenarioFile, find_scenario
+from engine.ablation import Ablation, ablate, check_variants
+from engine.ablation import render as render_ablation
+from engine.bench import default_prompt_ids
+from engine.cuda.variants import VARIANTS, Variant, variant
+from engine.generate import check_request, load_engine
+from engine.gguf.reader import open_model
+from engine.model.config import ModelConfig
 from engine.usage import INTERRUPTED
 
 BENCH_EXIT_CODES = (
@@ -39,6 +48,7 @@ BENCH_EXIT_CODES = (
 )
 SELFTEST_EXIT_CODES = "Exit code: 0 every verdict is right, 1 one is not, 3 this environment cannot run it."
 VERIFY_EXIT_CODES = "Exit code: 0 every row holds, 1 one does not, 2 there is no row, 3 it cannot be read."
+ABLATION_EXIT_CODES = "Exit code: 0 measured, 1 a variant has other bits, 3 not measured: there is no GPU to run it on."
 OPS_SCENARIO = "tiny-c512"
 
 
@@ -144,6 +154,52 @@ def bench_ops(
         record = run_op_benchmarks(model, identify(model, file.scenario.model))
         write_ops_record(record, out)
     typer.echo(render_ops(record))
+
+
+def ablation(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file")],
+    n_ctx: Annotated[int, typer.Option("-c", "--ctx-size", min=1, help="Positions in the context.")] = 512,
+    n_steps: Annotated[int, typer.Option("-n", "--steps", min=1, help="Decode steps of a run.")] = 128,
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", min=5, help="Pairs of runs for each that is switched off.")
+    ] = 5,
+    variants: Annotated[
+        list[str] | None, typer.Option("--variant", help="What to switch off; repeat for more [default: all].")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = DEFAULT_BENCH_FOLDER,
+) -> None:
+    """Decode on the GPU with each surgery of the kernels switched off, in alternation with the whole engine."""
+    with environment_errors(), show_progress() as progress:
+        chosen = [variant(name) for name in variants] if variants else list(VARIANTS[1:])
+        check_variants(chosen)
+        why = why_unavailable("cuda")
+        if why is not None:
+            raise ConformanceError(f"not measured: {why}")
+        found = _ablate(model, n_ctx, n_steps, repetitions, chosen, progress)
+        identity = ModelIdentity(file=model.name, sha256=sha256_of(model, progress), n_bytes=model.stat().st_size)
+        path = write_ablation_record(make_ablation_record(found, identity), out)
+    typer.echo(render_ablation(found))
+    typer.echo(f"record: {path}")
+    raise typer.Exit(Outcome.MATCH if all(row.same_bits for row in found.rows) else Outcome.MISMATCH)
+
+
+def _ablate(
+    model: Path, n_ctx: int, n_steps: int, repetitions: int, variants: Sequence[Variant], progress: Progress
+) -> Ablation:
+    file = open_model(model)
+    ids = default_prompt_ids(ModelConfig.from_model(file).n_vocab)
+    check_request(ModelConfig.from_model(file), n_ctx, ids, n_steps + 1)
+    progress.step(f"loading {model.name}")
+    engine = load_engine(file, n_ctx=n_ctx, backend="cuda")
+    progress.step("measuring")
+    n_done, n_pairs = 0, repetitions * len(variants)
+
+    def advance(n: int) -> None:
+        nonlocal n_done
+        n_done += n
+        progress.update(n_done, n_pairs)
+
+    return ablate(engine, ids, n_steps, repetitions, variants, advance)
 
 
 def verify(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.bench.ablation import verify_ablation
 from conformance.bench.derive import derive
 from conformance.bench.ops import verify_ops
 from conformance.bench.records import (
@@ -72,6 +73,8 @@ def verify_row(path: Path, scenarios: dict[str, Scenario]) -> Iterator[str]:
             yield from verify_bench(path, data, scenarios)
         elif isinstance(data, dict) and data.get("kind") == "ops":
             yield from verify_ops(data)
+        elif isinstance(data, dict) and data.get("kind") == "ablation":
+            yield from verify_ablation(data)
         else:
             yield from verify_record(read_record(path), scenarios)
     except RecordError as error:

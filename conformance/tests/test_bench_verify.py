@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from conformance.bench.ablation import AblationRecord
 from conformance.bench.ops import OpsRecord
 from conformance.bench.records import (
     BenchRecord,
@@ -221,14 +222,17 @@ def test_the_folder_of_a_machine_names_it(bench_record: BenchRecord) -> None:
     assert machine_slug(machine).split("-")[-3:-1] == [str(machine.n_cores), "cores"]
 
 
-@pytest.mark.parametrize(("model", "file"), [(BenchRecord, "bench-v1.json"), (OpsRecord, "ops-v1.json")])
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [(BenchRecord, "bench-v1.json"), (OpsRecord, "ops-v1.json"), (AblationRecord, "ablation-v1.json")],
+)
 def test_the_bench_schemas_on_disk_are_current(model: type[BaseModel], file: str) -> None:
     assert json.loads((RESULTS / "schema" / file).read_text()) == model.model_json_schema()
 
 
 def test_every_key_of_a_bench_record_is_documented() -> None:
     keys = set(re.findall(r"`(\w+)`", (RESULTS / "README.md").read_text()))
-    for model in (BenchRecord, OpsRecord):
+    for model in (BenchRecord, OpsRecord, AblationRecord):
         schema = model.model_json_schema()
         for part in (schema, *schema["$defs"].values()):
             assert set(part.get("properties", {})) <= keys, part["title"]

@@ -22,6 +22,11 @@ def expressions() -> list[str]:
     return ["argmax"]
 
 
+def bytes_moved(n_vocab: int) -> int:
+    """Return the bytes read: the logits."""
+    return 4 * n_vocab
+
+
 def argmax(
     kernels: Kernels,
     logits: cupy.ndarray,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.cuda.buffers import DeviceActivation
+from engine.cuda.buffers import DeviceActivation, activation_n_bytes
 from engine.errors import RequestError
 from engine.numerics import KV_SPLIT
 from engine.ops import Hyperparameters, KVCache
@@ -177,6 +177,29 @@ def _combine(
         (config.head_dim,),
         (qg, *results, control, np.int32(first), n_split, out.x, out.q, out.scales, op, fault),
     )
+
+
+def append_bytes_moved(config: Hyperparameters) -> int:
+    """Return the bytes of one token that qk_norm_rope_append must read and write; the gates stay where they are."""
+    q, kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
+    return 8 * q + 12 * kv + 8 * config.head_dim + 4 * config.n_rot
+
+
+def split_bytes_moved(config: Hyperparameters, position: int) -> int:
+    """Return the bytes that attention_split must read and write for the token at `position`: the cache up to it."""
+    q, kv = config.n_head * config.head_dim, config.n_head_kv * config.head_dim
+    return 4 * (position + 1) * kv + 4 * q + _results_n_bytes(config, position)
+
+
+def combine_bytes_moved(config: Hyperparameters, position: int) -> int:
+    """Return the bytes that attention_combine must read and write for the token at `position`."""
+    q = config.n_head * config.head_dim
+    return _results_n_bytes(config, position) + 4 * q + activation_n_bytes(q)
+
+
+def _results_n_bytes(config: Hyperparameters, position: int) -> int:
+    """Return the bytes of the splits' results up to `position`."""
+    return 4 * n_splits(position + 1) * config.n_head * (config.head_dim + 2)
 
 
 def _append_expression(config: Hyperparameters) -> str:

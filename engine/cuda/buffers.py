@@ -6,12 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import RequestError
+from engine.numerics import SUB_BLOCK
 
 if TYPE_CHECKING:
     import cupy
 
 MAX_PACK = 72
 """Most tokens that a pack may have: nine tiles of eight, in 18 MB of buffers with the sizes of the 27B model."""
+
+
+def activation_n_bytes(n: int) -> int:
+    """Return the bytes of one token's DeviceActivation of n values: f32, int8, and 8 bytes a group of 32."""
+    return 5 * n + 8 * (n // SUB_BLOCK)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import platformdirs
 
@@ -24,11 +24,18 @@ from engine.errors import EngineError
 KERNELS_DIR = Path(__file__).with_name("kernels")
 HEADERS = (
     "numerics.cuh",
+    "half.cuh",
     "quads.cuh",
     "norm.cuh",
+    "norm_row.cuh",
     "formats.cuh",
     "row_dot.cuh",
+    "row_sums.cuh",
     "stream.cuh",
+    "conv_task.cuh",
+    "delta_step.cuh",
+    "value_tile.cuh",
+    "split_softmax.cuh",
     "fragments.cuh",
     "mma_rows.cuh",
 )
@@ -41,6 +48,8 @@ OPTIONS = (
     "--device-as-default-execution-space",  # NVRTC 13.0 takes a generic lambda for a host function otherwise
     "--ptxas-options=-v",
 )
+Parts: TypeAlias = tuple[tuple[str, str], ...]
+"""Pairs of a source file, or "", and of what is read instead, both below KERNELS_DIR."""
 CACHE_VARIABLE = "HYBRID_CACHE_DIR"
 
 _n_compiled = 0
@@ -64,12 +73,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code for one architecture: `lowered` maps a name expression to its symbol."""
+    """Machine code for one architecture: `lowered` maps a name expression to its symbol.
+
+    ptx_n_bytes: size of the PTX that it was assembled from.
+    """
 
     code: bytes
     arch: str
     lowered: dict[str, str]
     log: str
+    ptx_n_bytes: int
     was_cached: bool
 
     def resources(self) -> list[Resources]:
@@ -79,18 +92,23 @@ class Cubin:
 
 
 @cache
-def source() -> str:
+def source(parts: Parts = ()) -> str:
     """Return all headers and kernels as one text; #line directives keep the compiler's messages readable.
+
+    `parts` are read in the place of the files that they name first, or added at the end where they name none.
 
     Splicing the text in (instead of #include) makes it part of the cache key, so that an edited header cannot
     leave a stale cubin behind.
     """
     kernels = sorted(path.name for path in KERNELS_DIR.glob("*.cu"))
-    parts = []
-    for name in (*HEADERS, *kernels):
+    replaced = {old: new for old, new in parts if old}
+    assert replaced.keys() <= {*HEADERS, *kernels}, f"there is no source file for one of {replaced}"
+    added = [new for old, new in parts if not old]
+    texts = []
+    for name in (*(replaced.get(name, name) for name in (*HEADERS, *kernels)), *added):
         text = (KERNELS_DIR / name).read_text(encoding="utf-8").replace("#pragma once", "")
-        parts.append(f'#line 1 "{name}"\n{text}')
-    return "\n".join(parts)
+        texts.append(f'#line 1 "{name}"\n{text}')
+    return "\n".join(texts)
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -120,31 +138,32 @@ def compile_time_ns() -> int:
     return _compile_time_ns
 
 
-def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | None = None) -> Cubin:
+def compile_kernels(expressions: Sequence[str], arch: str, cache_dir: Path | None = None, parts: Parts = ()) -> Cubin:
     """Return the cubin with `expressions` (such as "gemv<Q4_K, 5120, 1, 0>") for `arch` (such as "sm_90").
 
-    Looks in the cache first. Raises CompileError with the compiler's log.
+    `parts` as for `source`. Looks in the cache first. Raises CompileError with the compiler's log.
     """
     global _compile_time_ns
     folder = (cache_dir or default_cache_dir()) / "cubin"
-    key = cache_key(expressions, arch)
+    key = cache_key(expressions, arch, parts)
     code_path, info_path = folder / f"{key}.cubin", folder / f"{key}.json"
     if code_path.exists() and info_path.exists():
         info = json.loads(info_path.read_text())
-        return Cubin(code_path.read_bytes(), arch, info["lowered"], info["log"], was_cached=True)
+        return Cubin(code_path.read_bytes(), arch, **info, was_cached=True)
     start = time.perf_counter_ns()
-    cubin = _compile(expressions, arch)
+    cubin = _compile(expressions, arch, parts)
     _compile_time_ns += time.perf_counter_ns() - start
     folder.mkdir(parents=True, exist_ok=True)
     _write(code_path, cubin.code)
-    _write(info_path, json.dumps({"lowered": cubin.lowered, "log": cubin.log}).encode())
+    info = {"lowered": cubin.lowered, "log": cubin.log, "ptx_n_bytes": cubin.ptx_n_bytes}
+    _write(info_path, json.dumps(info).encode())
     return cubin
 
 
-def cache_key(expressions: Sequence[str], arch: str) -> str:
+def cache_key(expressions: Sequence[str], arch: str, parts: Parts = ()) -> str:
     """Return the digest of everything that decides the machine code."""
-    parts = (source(), *OPTIONS, arch, str(nvrtc_version()), *expressions)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    decisive = (source(parts), *OPTIONS, arch, str(nvrtc_version()), *expressions)
+    return hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:32]
 
 
 def default_cache_dir() -> Path:
@@ -153,11 +172,11 @@ def default_cache_dir() -> Path:
     return Path(named) if named else platformdirs.user_cache_path("hybrid-engine-conformance")
 
 
-def _compile(expressions: Sequence[str], arch: str) -> Cubin:
+def _compile(expressions: Sequence[str], arch: str, parts: Parts) -> Cubin:
     global _n_compiled
     nvrtc = _nvrtc()
     _n_compiled += 1
-    program = nvrtc.createProgram(source(), "kernels.cu", (), ())
+    program = nvrtc.createProgram(source(parts), "kernels.cu", (), ())
     try:
         for expression in expressions:
             nvrtc.addNameExpression(program, expression)
@@ -166,7 +185,8 @@ def _compile(expressions: Sequence[str], arch: str) -> Cubin:
         except nvrtc.NVRTCError:
             raise CompileError(f"kernels do not compile for {arch}:\n{nvrtc.getProgramLog(program)}") from None
         lowered = {name: _text(nvrtc.getLoweredName(program, name)) for name in expressions}
-        return Cubin(nvrtc.getCUBIN(program), arch, lowered, nvrtc.getProgramLog(program), was_cached=False)
+        log, ptx_n_bytes = nvrtc.getProgramLog(program), len(nvrtc.getPTX(program))
+        return Cubin(nvrtc.getCUBIN(program), arch, lowered, log, ptx_n_bytes, was_cached=False)
     finally:
         nvrtc.destroyProgram(program)
 

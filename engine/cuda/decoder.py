@@ -43,6 +43,10 @@ class PassGraph:
     def launch(self, tokens: Sequence[int], first_position: int) -> None:
         """Start the pass for `tokens`, the first of which stands at first_position."""
         self._ops.stage(tokens, first_position)
+        self.replay()
+
+    def replay(self) -> None:
+        """Start the pass for the tokens that are staged."""
         self._graph.launch(self._ops.stream)
         self._ops.staged.record(self._ops.stream)
 

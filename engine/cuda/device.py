@@ -42,10 +42,7 @@ def open_device(scheduling: str = "spin") -> Device:
     _call(driver, status)
     if _call(driver, driver.cuDeviceGetCount()) < 1:
         raise NoDeviceError("backend cuda finds no CUDA device")
-    flags = driver.CUctx_flags
-    flag = flags.CU_CTX_SCHED_SPIN if scheduling == "spin" else flags.CU_CTX_SCHED_AUTO
-    handle = _call(driver, driver.cuDeviceGet(0))
-    _call(driver, driver.cuDevicePrimaryCtxSetFlags(handle, flag.value))
+    set_scheduling(scheduling)
     properties = runtime.getDeviceProperties(0)
     return Device(
         name=properties["name"].decode(),
@@ -53,6 +50,16 @@ def open_device(scheduling: str = "spin") -> Device:
         n_sm=properties["multiProcessorCount"],
         free_n_bytes=int(runtime.memGetInfo()[0]),
     )
+
+
+def set_scheduling(scheduling: str) -> None:
+    """Set how the host waits for device 0 from now on, "spin" or "auto"; NoDeviceError if the driver refuses."""
+    from cuda.bindings import driver
+
+    flags = driver.CUctx_flags
+    flag = flags.CU_CTX_SCHED_SPIN if scheduling == "spin" else flags.CU_CTX_SCHED_AUTO
+    handle = _call(driver, driver.cuDeviceGet(0))
+    _call(driver, driver.cuDevicePrimaryCtxSetFlags(handle, flag.value))
 
 
 def _call(driver: Any, result: tuple[Any, ...]) -> Any:

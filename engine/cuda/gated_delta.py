@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from engine.cuda.buffers import DeviceActivation
+from engine.cuda.buffers import DeviceActivation, activation_n_bytes
 from engine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -131,6 +131,15 @@ def gated_delta(
         ),
     )
     return out
+
+
+def bytes_moved(config: GatedDeltaSizes) -> int:
+    """Return the bytes of one token that must be read and written: states both ways, weights, inputs, outputs."""
+    d_conv, channels, value_dim = config.ssm_d_conv, config.conv_channels, config.value_dim
+    state = 8 * (value_dim * config.ssm_d_state + (d_conv - 1) * channels)
+    weights = 4 * (d_conv * channels + 2 * config.n_v_heads + config.ssm_d_state)
+    inputs = 4 * (channels + value_dim + 2 * config.n_v_heads)
+    return state + weights + inputs + activation_n_bytes(value_dim)
 
 
 def _expression(config: GatedDeltaSizes) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import quants
-from engine.cuda.buffers import DeviceActivation
+from engine.cuda.buffers import DeviceActivation, activation_n_bytes
 
 if TYPE_CHECKING:
     import cupy
@@ -23,6 +23,34 @@ REPACK_THREADS = 256
 PROJECT_PARTS = 4
 """Most matrices that one project launch takes."""
 STORE, ADD_RESIDUAL, LOGITS = 0, 1, 2
+PAIR_BLOCKS_PER_SM = 4
+"""Blocks of gate_up_silu that a multiprocessor holds (gate_up_silu.cu)."""
+
+
+def blocks_per_sm(n_in: int) -> int:
+    """Return the blocks that a multiprocessor holds of a kernel for rows of n_in weights (row_dot.cuh)."""
+    return 7 if n_in <= 5120 else 6 if n_in <= 6144 else 3
+
+
+def input_n_bytes(type_names: Sequence[str], n_in: int) -> int:
+    """Return the bytes of one token that matrices of these types read: int8 and scales, f32, or both."""
+    quantized = [quants.is_quantized(name) for name in type_names]
+    return (n_in + n_in // 4 if any(quantized) else 0) + (0 if all(quantized) else 4 * n_in)
+
+
+def project_bytes_moved(type_names: Sequence[str], n_in: int, n_outs: Sequence[int], weights_n_bytes: int) -> int:
+    """Return the bytes that gemv or project must read and write: weights once, the token, the results."""
+    return weights_n_bytes + input_n_bytes(type_names, n_in) + 4 * sum(n_outs)
+
+
+def add_bytes_moved(type_name: str, n_in: int, n_out: int, weights_n_bytes: int) -> int:
+    """Return the same for a result that is added to the residual, which is read as well."""
+    return project_bytes_moved([type_name], n_in, [n_out], weights_n_bytes) + 4 * n_out
+
+
+def gate_up_bytes_moved(type_names: Sequence[str], n_in: int, n_ff: int, weights_n_bytes: int) -> int:
+    """Return the same for gate_up_silu, whose results are f32 and quantised."""
+    return weights_n_bytes + input_n_bytes(type_names, n_in) + activation_n_bytes(n_ff)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from engine.cuda.compile import Cubin, compile_kernels
+from engine.cuda.compile import Cubin, Parts, compile_kernels
 
 Kernel = Callable[..., None]
 """Called as kernel(grid, block, args, shared_n_bytes=0): launches on CuPy's current stream."""
+Watch = Callable[[str, tuple[int, ...]], bool]
+"""Gets the name expression and the grid of a launch that is about to be made; returns whether to make it."""
 
 _FIRST_ARCH_WITH_OVERLAP = 90
 
@@ -21,8 +23,8 @@ _FIRST_ARCH_WITH_OVERLAP = 90
 class Kernels:
     """Maps a name expression such as "gemv<Q4_K, 5120, 1, 0>" to its kernel on the current device."""
 
-    def __init__(self, expressions: Iterable[str], arch: str) -> None:
-        self.cubin: Cubin = compile_kernels(sorted(set(expressions)), arch)
+    def __init__(self, expressions: Iterable[str], arch: str, parts: Parts = (), *, overlaps: bool = True) -> None:
+        self.cubin: Cubin = compile_kernels(sorted(set(expressions)), arch, parts=parts)
         self._module = cupy.cuda.function.Module()
         self._module.load(self.cubin.code)
         self._kernels = {
@@ -33,12 +35,12 @@ class Kernels:
         for kernel in self._kernels.values():
             _allow_shared_memory(kernel.ptr)
         self.n_sm = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
-        self._can_overlap = int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
-        self._overlapping = False
+        self._can_overlap = overlaps and int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
+        self._overlapping, self._is_first = False, True
+        self._watch: Watch | None = None
 
     def __getitem__(self, expression: str) -> Kernel:
-        kernel: Kernel = self._kernels[expression]
-        return self._overlapped(kernel) if self._overlapping else kernel
+        return partial(self._launch, expression, self._kernels[expression])
 
     @contextmanager
     def overlapping(self) -> Iterator[None]:
@@ -46,23 +48,39 @@ class Kernels:
 
         That is programmatic dependent launch: the kernels themselves wait (`dependency_wait` in numerics.cuh) before
         they touch what another kernel writes. The first kernel follows copies, which it must wait for as a whole.
-        Architectures before sm_90 launch as always.
+        Architectures before sm_90 launch as always, and so does everything without `overlaps`.
         """
-        if not self._can_overlap:
-            yield
-            return
-        self._overlapping, self._is_first = True, True
+        self._overlapping, self._is_first = self._can_overlap, True
         try:
             yield
         finally:
             self._overlapping = False
 
-    def _overlapped(self, kernel: Any) -> Kernel:
-        if self._is_first:
-            self._is_first = False
-            plain: Kernel = kernel
-            return plain
-        return partial(_launch_overlapped, kernel.ptr)
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Ask `watch` before each launch inside; one that it refuses is left out, as if the pass did not have it."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
+
+    def _launch(
+        self,
+        expression: str,
+        kernel: Any,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        shared_n_bytes: int = 0,
+    ) -> None:
+        if self._watch is not None and not self._watch(expression, tuple(grid)):
+            return
+        if self._overlapping and not self._is_first:
+            _launch_overlapped(kernel.ptr, grid, block, args, shared_n_bytes)
+        else:
+            kernel(grid, block, args, shared_mem=shared_n_bytes)
+        self._is_first = False
 
     def write_global(self, name: str, values: Any) -> None:
         """Copy a NumPy array to the __device__ variable behind the expression `&NAME`."""

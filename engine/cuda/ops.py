@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
-from engine.cuda import argmax, attention, embed, faults, gated_delta, gemv, layout, packs, plan, rms_norm, streams
+from engine.cuda import argmax, attention, embed, faults, gated_delta, gemv, layout, packs, rms_norm, streams
 from engine.cuda.buffers import DeviceActivation
+from engine.cuda.build import Build, make_build
 from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
 from engine.cuda.faults import Op
-from engine.cuda.kernels import Kernels
 from engine.cuda.memory import DeviceMemory, Pool
 from engine.cuda.upload import Uploader, copy_in, pinned
+from engine.cuda.variants import FULL, Variant
 from engine.decoder import Run
 from engine.gguf.inventory import take_inventory
 from engine.gguf.reader import ModelFile
@@ -65,16 +66,22 @@ class CudaOps:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.memory = DeviceMemory(vram_budget_n_bytes)
-        target = streams.Target.of(device.arch, device.n_sm)
-        self.kernels = Kernels(plan.expressions(config, model.tensors, target), device.arch)
-        self._streams = streams.Streams(self.kernels, target)
-        self.kernels.write_global("iq3s_grid", gemv.iq3s_grid_words())
+        self._tensors = model.tensors
+        self.use(self.build(FULL))
         self._weights = Pool(self.memory, take_inventory(model.tensors.values(), config.n_layer).resident_n_bytes)
         self._planned = layout.buffers(config, n_ctx, N_CHUNK)
         room_n_bytes = sum(buffer.n_bytes for buffer in self._planned.values())
         self._uploader: Uploader | None = Uploader(self.kernels, self.memory, room_n_bytes)
         self._layer = 0
-        self._graphs: dict[int, PassGraph] = {}
+
+    def build(self, variant: Variant) -> Build:
+        """Return the kernels of a variant, compiled for this model and device."""
+        return make_build(variant, self._config, self._tensors, self._device)
+
+    def use(self, build: Build) -> None:
+        """Run everything from now on with the kernels of `build`; weights and buffers stay."""
+        self._build, self.kernels = build, build.kernels
+        self.dispatch, self._streams = build.dispatch, build.streams
 
     def load_matrix(self, type_name: str, raw: NDArray[np.uint8]) -> gemv.DeviceMatrix:
         """Copy a matrix to the device, its blocks repacked into planes of the same size."""
@@ -130,7 +137,7 @@ class CudaOps:
         self._done, self._tiles = b["gate_up_done"], b["tiles"]
         self._logits, self._given = b["logits"], b["given_logits"]
         self.outcome = b["outcome"]  # next token, fault word
-        self._fault = self.outcome[1:].view(np.uint32)
+        self.fault = self.outcome[1:].view(np.uint32)
 
     def _rope_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         c = self._config
@@ -192,7 +199,8 @@ class CudaOps:
         ]
         if n_tokens > 1:
             return packs.project(self.kernels, matrices, self._normalised(h), outs, self._tiles)
-        if streams.takes_any(matrices[0].n_in, [matrix.type_name for matrix in matrices]):
+        types, n_outs = [matrix.type_name for matrix in matrices], [matrix.n_out for matrix in matrices]
+        if self.dispatch.streams_project(matrices[0].n_in, types, n_outs):
             return self._streams.project(matrices, h, outs)
         return gemv.project(self.kernels, matrices, self._normalised(h), outs)
 
@@ -200,17 +208,17 @@ class CudaOps:
         """Add W h to `residual` in place."""
         if residual.shape[0] > 1:
             return packs.project(self.kernels, [matrix], h, [residual], self._tiles, add=True)[0]
-        if streams.takes(matrix.n_in, matrix.type_name):
+        if self.dispatch.streams_add(matrix.n_in, matrix.type_name, matrix.n_out):
             return self._streams.gemv(matrix, h, residual)
-        return gemv.gemv(self.kernels, matrix, h, residual, fault=self._fault, mode=gemv.ADD_RESIDUAL)
+        return gemv.gemv(self.kernels, matrix, h, residual, fault=self.fault, mode=gemv.ADD_RESIDUAL)
 
     def gate_up_silu(self, gate: gemv.DeviceMatrix, up: gemv.DeviceMatrix, h: streams.NormInput) -> DeviceActivation:
         """Return silu(gate h) * (up h), quantised."""
         n_tokens = h.x.shape[0]
-        out, k, fault, op = self._ffn.first(n_tokens), self.kernels, self._fault, self._op(Op.GATE_UP_SILU)
+        out, k, fault, op = self._ffn.first(n_tokens), self.kernels, self.fault, self._op(Op.GATE_UP_SILU)
         if n_tokens > 1:
             return packs.gate_up_silu(k, gate, up, self._normalised(h), out, self._tiles, fault=fault, op=op)
-        if streams.takes_gate_up(gate.n_in, gate.n_out, gate.type_name, up.type_name):
+        if self.dispatch.streams_gate_up(gate.n_in, gate.n_out, gate.type_name, up.type_name):
             return self._streams.gate_up_silu(gate, up, h, out, done=self._done, fault=fault, op=op)
         return gemv.gate_up_silu(k, gate, up, self._normalised(h), out, done=self._done, fault=fault, op=op)
 
@@ -243,7 +251,7 @@ class CudaOps:
             o.alpha,
             o.beta,
             self._mixed_of(self._config.value_dim, z.shape[0]),
-            fault=self._fault,
+            fault=self.fault,
             op=self._op(Op.GATED_DELTA),
         )
 
@@ -279,7 +287,7 @@ class CudaOps:
             o.control,
             self._scratch,
             self._mixed_of(self._config.n_embd_q, o.q.shape[0]),
-            fault=self._fault,
+            fault=self.fault,
             op=self._op(Op.ATTENTION),
         )
 
@@ -287,7 +295,7 @@ class CudaOps:
         """Return the logits in their one buffer."""
         op = int(faults.kernel_argument(Op.HEAD))
         x, logits = self._normalised(h), self._logits
-        return gemv.gemv(self.kernels, matrix, x, logits, fault=self._fault, mode=gemv.LOGITS, op=op)
+        return gemv.gemv(self.kernels, matrix, x, logits, fault=self.fault, mode=gemv.LOGITS, op=op)
 
     def choose(self, logits: cupy.ndarray) -> None:
         """Launch argmax; the id goes to outcome[0]."""
@@ -301,7 +309,7 @@ class CudaOps:
             self._argmax_scratch,
             self.outcome[:1],
             self._chosen,
-            fault=self._fault,
+            fault=self.fault,
             op=op,
         )
 
@@ -315,7 +323,7 @@ class CudaOps:
     def raise_fault(self, word: int) -> None:
         """Raise NonFiniteError for a fault word other than 0, and clear it."""
         if word:
-            self._fault.fill(0)
+            self.fault.fill(0)
         faults.raise_if_set(word & 0xFFFFFFFF)
 
     def append(self, run: Run, state: Any, tokens: Sequence[int], pack: int) -> cupy.ndarray:
@@ -328,9 +336,10 @@ class CudaOps:
 
     def _graph(self, n_tokens: int, run: Run, state: Any) -> PassGraph:
         """Return the pass of n_tokens, captured at the first call; it serves every sequence."""
-        if n_tokens not in self._graphs:
-            self._graphs[n_tokens] = PassGraph(self, run, state, n_tokens)
-        return self._graphs[n_tokens]
+        graphs = self._build.graphs
+        if n_tokens not in graphs:
+            graphs[n_tokens] = PassGraph(self, run, state, n_tokens)
+        return graphs[n_tokens]
 
     def from_host(self, x: NDArray[np.float32]) -> cupy.ndarray:
         """Copy logits (1, n_vocab) to the device."""
@@ -340,7 +349,7 @@ class CudaOps:
     def to_host(self, x: cupy.ndarray) -> NDArray[np.float32]:
         """Copy an array to the host; NonFiniteError if a kernel before it left a fault."""
         host: NDArray[np.float32] = x.get(stream=self.stream)
-        self.raise_fault(int(self._fault.get(stream=self.stream)[0]))
+        self.raise_fault(int(self.fault.get(stream=self.stream)[0]))
         return host
 
     def describe(self) -> dict[str, Any]:

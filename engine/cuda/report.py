@@ -12,12 +12,15 @@ from tabulate import tabulate
 
 from engine.cuda import plan
 from engine.cuda.compile import Resources, compile_kernels
+from engine.cuda.dispatch import Dispatch, Policy
 from engine.cuda.streams import Target
 from engine.gguf.reader import ModelFile
 from engine.model.config import ModelConfig, check_tensors
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Architectures that the kernels are kept free of spills for: data centre and desktop, Ampere to Blackwell."""
+
+_POLICIES: tuple[Policy, ...] = ("streams", "rows")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def model_expressions(models: Sequence[ModelFile], arch: str) -> list[str]:
     for model in models:
         config = ModelConfig.from_model(model)
         check_tensors(model, config)
-        names.update(plan.expressions(config, model.tensors, Target.of(arch, n_sm=1)))
+        for policy in _POLICIES:  # what a device chooses depends on its number of multiprocessors
+            names.update(plan.expressions(config, model.tensors, Dispatch(Target.of(arch, n_sm=1), policy)))
     return sorted(names)
 
 

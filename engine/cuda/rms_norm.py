@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from engine.cuda.buffers import DeviceActivation
+from engine.cuda.buffers import DeviceActivation, activation_n_bytes
 from engine.numerics import LANES_EMBD
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ def rms_norm(
     n_tokens, n_embd = x.shape
     kernels[_expression(n_embd)]((n_tokens,), (LANES_EMBD,), (x, weight, np.float32(eps), out.x, out.q, out.scales))
     return out
+
+
+def bytes_moved(n_embd: int) -> int:
+    """Return the bytes of one token that must be read and written: x, the weight, the result in both forms."""
+    return 8 * n_embd + activation_n_bytes(n_embd)
 
 
 def _expression(n_embd: int) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine import quants
-from engine.cuda.buffers import DeviceActivation
+from engine.cuda.buffers import DeviceActivation, activation_n_bytes
 from engine.cuda.gemv import PROJECT_PARTS, DeviceMatrix
 from engine.numerics import SUB_BLOCK
 from engine.quants import QUANT_FORMATS
@@ -119,6 +119,21 @@ def strip_n_bytes(type_name: str) -> int:
 def gemv_shape(type_name: str, n_in: int, target: Target) -> Shape:
     """Return the shape of stream_gemv."""
     return shape(n_in, [strip_n_bytes(type_name)], STREAM_WARPS, _beside(n_in, [type_name]), target.shared_n_bytes)
+
+
+def normed_input_n_bytes(n_in: int) -> int:
+    """Return the bytes of one token that a kernel normalises itself: x and the weight of the norm, f32."""
+    return 8 * n_in
+
+
+def project_bytes_moved(n_in: int, n_outs: Sequence[int], weights_n_bytes: int) -> int:
+    """Return the bytes that stream_project must read and write: weights once, the token, the results."""
+    return weights_n_bytes + normed_input_n_bytes(n_in) + 4 * sum(n_outs)
+
+
+def gate_up_bytes_moved(n_in: int, n_ff: int, weights_n_bytes: int) -> int:
+    """Return the same for stream_gate_up, whose results are f32 and quantised."""
+    return weights_n_bytes + normed_input_n_bytes(n_in) + activation_n_bytes(n_ff)
 
 
 def gemv_expression(type_name: str, n_in: int, target: Target) -> str:

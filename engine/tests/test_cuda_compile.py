@@ -69,7 +69,7 @@ def test_the_key_covers_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatc
     assert len(keys) == 3
     source = compiler.source()
     for name, change in {
-        "source": lambda: source + " ",
+        "source": lambda parts: source + " ",
         "OPTIONS": (*compiler.OPTIONS, "--use_fast_math"),
         "nvrtc_version": lambda: (0, 1),
     }.items():
@@ -107,13 +107,13 @@ def test_a_kernel_is_found_by_its_name_expression(compiled: Cubin) -> None:
 
 
 def test_resources_are_read_from_the_assemblers_report() -> None:
-    cubin = Cubin(b"", ARCH, {"good<1>": "_Z4goodi", "bad": "_Z3badi"}, LOG, was_cached=False)
+    cubin = Cubin(b"", ARCH, {"good<1>": "_Z4goodi", "bad": "_Z3badi"}, LOG, 0, was_cached=False)
     assert cubin.resources() == [GOOD, BAD]
 
 
 def test_an_error_has_the_compilers_log_with_file_and_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = compiler.source() + '\n#line 7 "broken.cu"\n__global__ void broken() { undeclared = 1; }\n'
-    monkeypatch.setattr(compiler, "source", lambda: broken)
+    monkeypatch.setattr(compiler, "source", lambda parts: broken)
     with pytest.raises(CompileError, match=r"(?s)do not compile for sm_90.*broken\.cu\(7\).*undeclared"):
         compile_kernels(["broken"], ARCH, tmp_path)
     assert not list(tmp_path.rglob("*.cubin"))

@@ -25,6 +25,8 @@ LAYERS = (
     {"engine.reference", "engine.cuda", "engine.model"},
     {"engine.generate"},
     {"engine.inspect", "engine.bench"},
+    {"engine.profile", "engine.opbench", "engine.ablation"},
+    {"engine.picture"},
     {"engine.cli"},
     {"engine.__main__"},
 )

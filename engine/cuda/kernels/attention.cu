@@ -92,28 +92,6 @@ __global__ void __launch_bounds__(ROPE_WARPS* WARP)
 }
 
 
-// The f16 values of one KV head at the 32 positions of a split, in shared memory; +0 for positions not seen.
-template <int HEAD_DIM>
-struct ValueTile {
-    static constexpr int PIECES_A_ROW = HEAD_DIM / 8;  // of 16 bytes
-    static constexpr int N = KV_SPLIT * PIECES_A_ROW / (SPLIT_WARPS * WARP);  // pieces of a thread
-    uint4 piece[N];
-
-    __device__ __forceinline__ void load(const u16* rows, i64 stride, int n_seen) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int at = threadIdx.x + i * SPLIT_WARPS * WARP, j = at / PIECES_A_ROW;
-            piece[i] = make_uint4(0, 0, 0, 0);
-            if (j < n_seen) piece[i] = reinterpret_cast<const uint4*>(rows + j * stride)[at % PIECES_A_ROW];
-        }
-    }
-
-    __device__ __forceinline__ void store(u16* tile) const {
-#pragma unroll
-        for (int i = 0; i < N; i++) reinterpret_cast<uint4*>(tile)[threadIdx.x + i * SPLIT_WARPS * WARP] = piece[i];
-    }
-};
-
 constexpr int POSITIONS_A_WARP = KV_SPLIT / SPLIT_WARPS;
 
 // Scores of the warp's four positions for all query heads of the KV head; every key is read once.
@@ -151,19 +129,6 @@ __device__ __forceinline__ void split_scores(const float* q, const u16* keys, i6
             scores[h][own] = score;
         }
     }
-}
-
-// Turn the scores of one query head into weights, in place; a lane a position.
-__device__ __forceinline__ void split_softmax(float* scores, int n_seen, int lane, float& maximum, float& sum) {
-    const float score = lane < n_seen ? scores[lane] : __int_as_float(0xff800000);  // -infinity
-    maximum = score;
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
-        maximum = max_nan(maximum, __shfl_xor_sync(0xffffffffu, maximum, offset));
-    }
-    const float weight = lane < n_seen ? exp_(sub(score, maximum)) : 0.0f;
-    sum = tree(weight);
-    scores[lane] = weight;
 }
 
 // Sum of weight * value over the 32 positions, in order; a thread two elements of every SLICES-th query head.
@@ -218,22 +183,14 @@ __global__ void __launch_bounds__(SPLIT_WARPS* WARP)
     const int n_seen = n_behind < KV_SPLIT ? n_behind : KV_SPLIT;
     constexpr i64 STRIDE = i64(N_HEAD_KV) * HEAD_DIM;
     const i64 at = split * KV_SPLIT * STRIDE + kv * HEAD_DIM;
-    ValueTile<HEAD_DIM> v;
+    ValueTile<HEAD_DIM, SPLIT_WARPS> v;
     v.load(cache_v + at, STRIDE, n_seen);
     const float* queries = q + (i64(token) * N_HEAD + kv * N_GQA) * HEAD_DIM;
     split_scores<HEAD_DIM, N_GQA>(queries, cache_k + at, STRIDE, n_seen, scale, weights, op, fault);
     v.store(tile);
     __syncthreads();
     const i64 result = (i64(blockIdx.z) * N_HEAD + kv * N_GQA) * n_split + split;  // of the first query head
-    const int lane = threadIdx.x % WARP;
-    for (int h = threadIdx.x / WARP; h < N_GQA; h += SPLIT_WARPS) {
-        float maximum, sum;
-        split_softmax(weights[h], n_seen, lane, maximum, sum);
-        if (lane == 0) {
-            maxima[result + h * n_split] = maximum;
-            sums[result + h * n_split] = sum;
-        }
-    }
+    softmax_heads<N_GQA, SPLIT_WARPS>(weights, n_seen, maxima + result, sums + result, n_split);
     __syncthreads();
     split_values<HEAD_DIM, N_GQA>(tile, weights, values + result * HEAD_DIM, i64(n_split) * HEAD_DIM);
 }

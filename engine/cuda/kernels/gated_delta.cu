@@ -89,33 +89,6 @@ __device__ __forceinline__ void shift_conv_state(const float* qkv, float* conv_s
     for (int i = 0; i < D_CONV - 1; i++) *reinterpret_cast<float4*>(conv_state + i * CHANNELS + channel) = kept[i];
 }
 
-// One token of the delta rule for a warp's ROWS rows, the first being `row`.
-template <int D, int ROWS>
-__device__ __forceinline__ void delta_step(float4 (&s)[ROWS], GdnChunk<D>& chunk, int t, int row, int lane,
-                                           float scale) {
-    const bool has_columns = lane < D / 4;
-    const float4 key = has_columns ? load_quad(chunk.k[t], lane) : zero_quad();
-    const float4 query = has_columns ? load_quad(chunk.q[t], lane) : zero_quad();
-    const float decay = chunk.decay[t];
-    const int own_row = row + row_of_lane<ROWS>(lane);
-    float part[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        s[r] = mul_quad(s[r], decay);
-        part[r] = products(s[r], key);
-    }
-    const float predicted = positive_zero(tree_rows(part, lane));
-    const float own_delta = mul(sub(chunk.v[t][own_row], predicted), chunk.b[t]);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const float delta = __shfl_sync(0xffffffffu, own_delta, r * (WARP / ROWS));
-        s[r] = add_quad(s[r], mul_quad(key, delta));
-        part[r] = products(s[r], query);
-    }
-    const float out = mul(positive_zero(tree_rows(part, lane)), scale);
-    if (lane % (WARP / ROWS) == 0) chunk.o[t][own_row] = out;
-}
-
 // y = rms_norm(o, norm_weight) * silu_z of one head, D elements in the quads of a warp; offset: of the head in y.
 template <int D>
 __device__ __forceinline__ void gated_norm(const float* o, float4 norm_weight, float4 silu_z, float eps, int lane,
@@ -149,8 +122,8 @@ __global__ void __launch_bounds__(GDN_WARPS* WARP)
     const int head = blockIdx.x, key_head = head % N_K_HEADS;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const bool has_columns = lane < D / 4;
-    // Convolving token t is three tasks, 3 t + {0: q, 1: k, 2: v}, dealt to the warps; the norm of its output falls to
-    // the warps from the other end, so that a single token's are spread over four.
+    // Convolving token t is three tasks, dealt to the warps by conv_task; the norm of its output falls to the warps from
+    // the other end, so that a single token's are spread over four.
     const int normed_token = GDN_WARPS - 1 - warp;
     const auto channel_of = [&](int task) {
         const int part = task % 3;
@@ -169,12 +142,13 @@ __global__ void __launch_bounds__(GDN_WARPS* WARP)
     const float4 norm_quad = has_columns ? load_quad(norm_weight, lane) : zero_quad();
     dependency_wait();
     ConvInputs<D_CONV> inputs;
-    if (has_columns && warp < 3 * n_tokens) inputs = load_task(warp, 0);
+    const int first_task = conv_task<GDN_WARPS>(warp, 0);
+    if (has_columns && first_task < 3 * n_tokens) inputs = load_task(first_task, 0);
 
     for (int first = 0; first < n_tokens; first += GDN_CHUNK) {
         const int n = n_tokens - first < GDN_CHUNK ? n_tokens - first : GDN_CHUNK;
-        for (int task = warp; task < 3 * n; task += GDN_WARPS) {
-            if (has_columns && (task > warp || first > 0)) inputs = load_task(task, first);
+        for (int i = 0, task = first_task; task < 3 * n; task = conv_task<GDN_WARPS>(warp, ++i)) {
+            if (has_columns && (i > 0 || first > 0)) inputs = load_task(task, first);
             float4 out = has_columns ? conv_silu(inputs) : zero_quad();
             const int part = task % 3;
             if (part < 2) out = l2_norm(out, eps);

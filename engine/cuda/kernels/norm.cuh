@@ -40,33 +40,3 @@ __device__ __forceinline__ float fold_warps(float lane_sum) {
     const float4 half = add_quad(load_quad(warp_sums, 0), load_quad(warp_sums, 1));
     return add(add(half.x, half.z), add(half.y, half.w));
 }
-
-// A row in the registers of its lanes. Every load is issued before the reduction, so the latency of a cold weight is paid
-// once, not in each turn.
-template <int N>
-struct NormRow {
-    static constexpr int N_QUADS = (N + 4 * LANES_EMBD - 1) / (4 * LANES_EMBD);  // of one lane
-    float4 w[N_QUADS], x[N_QUADS];
-
-    __device__ __forceinline__ static int quad(int i) { return threadIdx.x + i * LANES_EMBD; }
-
-    __device__ __forceinline__ void load_weight(const float* weight) {
-#pragma unroll
-        for (int i = 0; i < N_QUADS; i++) w[i] = load_row_quad<N>(weight, quad(i));
-    }
-
-    __device__ __forceinline__ void load(const float* row) {
-#pragma unroll
-        for (int i = 0; i < N_QUADS; i++) x[i] = load_row_quad<N>(row, quad(i));
-    }
-
-    // The factor of the row; all threads of the block must come, those behind the lanes with any contents.
-    __device__ __forceinline__ float scale(float eps) const {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < N_QUADS; i++) sum = add_products(sum, x[i], x[i]);
-        return div(1.0f, root(add(div(fold_warps(sum), float(N)), eps)));
-    }
-
-    __device__ __forceinline__ float4 normed(int i, float scale) const { return mul_quad(mul_quad(x[i], scale), w[i]); }
-};

@@ -20,13 +20,6 @@ __device__ __forceinline__ float mul(float a, float b) { return __fmul_rn(a, b);
 __device__ __forceinline__ float div(float a, float b) { return __fdiv_rn(a, b); }
 __device__ __forceinline__ float root(float a) { return __fsqrt_rn(a); }
 
-// f16 -> f32 by one hardware conversion: exact, denormals, infinities and NaN included.
-__device__ __forceinline__ float half_to_float(u16 h) {
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-    return f;
-}
-
 // f32 -> f16, halves to even: the rounding of the KV cache.
 __device__ __forceinline__ u16 float_to_half(float f) {
     u16 h;
