@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +22,8 @@ from conformance.command_line import Backends, CacheDir, Names, environment_erro
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
+from conformance.gate_output import append_summary, github_annotations, github_command, junit_of_error, write_junit
+from conformance.gate_output import junit as junit_xml
 from conformance.hostile import verdicts
 from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
@@ -86,15 +90,40 @@ def gate(
         typer.Option("--scenario", help="Scenario that must have passed; repeat for more [default: as for run]."),
     ] = None,
     backend: Backends = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML, too.")
+    ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Print annotations for GitHub Actions, too, and add to the job's summary.")
+    ] = False,
 ) -> None:
     """Read records and judge them; no record at all is "not measured"."""
-    with environment_errors():
+    with environment_errors(), _shown_to_ci(junit, github):
         files = select_scenarios(scenario or [])
         backends = known_backends(backend)
         records = read_records(folder)
-    judgement = judge(records, files, backends)
+        judgement = judge(records, files, backends)
+        if junit:
+            write_junit(junit, junit_xml(judgement))
+        if github:
+            append_summary(judgement)
     typer.echo(render(records, files, judgement))
+    for line in github_annotations(judgement) if github else ():
+        typer.echo(line)
     raise typer.Exit(judgement.outcome)
+
+
+@contextmanager
+def _shown_to_ci(junit: Path | None, github: bool) -> Iterator[None]:
+    """Say where CI looks for it, too, why records cannot be judged."""
+    try:
+        yield
+    except (ConformanceError, OSError) as error:
+        if github:
+            typer.echo(github_command("error", "records cannot be judged", str(error)))
+        if junit:
+            write_junit(junit, junit_of_error(str(error)))
+        raise
 
 
 @app.command("list")

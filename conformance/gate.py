@@ -33,9 +33,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All findings; no finding means that everything asked for was measured and matches."""
+    """All findings; no finding means that everything asked for was measured and matches.
+
+    asked: scenario and engine of every record that was asked for.
+    """
 
     findings: tuple[Finding, ...]
+    asked: tuple[tuple[str, str], ...]
 
     @property
     def outcome(self) -> Outcome:
@@ -62,17 +66,19 @@ def judge(
     """
     by_key = {(record.scenario, record.engine): record for record in records}
     findings: list[Finding] = []
+    asked: list[tuple[str, str]] = []
     for file in files:
         wanted = file.scenario.backends_to_run(backends, controls) or file.scenario.backends
         llama_cpp = baseline_name(file.scenario.baseline)
         names = [llama_cpp, *map(engine_name, wanted)]
         names += map(control_name, controls) if file.scenario.controls else []
         baseline = by_key.get((file.scenario.name, llama_cpp))
+        asked += [(file.scenario.name, name) for name in names]
         for name in names:
             record = by_key.get((file.scenario.name, name))
             for outcome, text in _judge_record(record, file, baseline):
                 findings.append(Finding(file.scenario.name, name, outcome, text))
-    return Judgement(tuple(findings))
+    return Judgement(tuple(findings), tuple(asked))
 
 
 def _judge_record(record: Record | None, file: ScenarioFile, baseline: Record | None) -> Iterator[tuple[Outcome, str]]:
