@@ -108,7 +108,7 @@ def verify_record(record: Record, scenarios: dict[str, Scenario]) -> Iterator[st
 
 
 def _rows(path: Path) -> list[Path]:
-    """Return the records at `path`: itself, or those below it, without schemas, facts and verdicts on files, which are no records."""
+    """Return the records at `path`: itself, or those below it; schemas, facts and verdicts on files are none."""
     if path.is_file():
         return [path]
     if not path.is_dir():
