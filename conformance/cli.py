@@ -18,7 +18,16 @@ from conformance import golden as goldens
 from conformance.bench import commands as bench_commands
 from conformance.bench.ops import OpsRecord
 from conformance.bench.records import BenchRecord
-from conformance.command_line import Backends, CacheDir, Names, environment_errors, fail, known_backends
+from conformance.command_line import (
+    Backends,
+    CacheDir,
+    Names,
+    Subjects,
+    environment_errors,
+    fail,
+    known_backends,
+    known_subjects,
+)
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
@@ -64,20 +73,22 @@ def run(
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = DEFAULT_FOLDER,
     backend: Backends = None,
+    subject: Subjects = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Run scenarios and the negative controls, write one record per scenario and engine, print the table."""
     with environment_errors():
         backends = known_backends(backend)
         files = select_scenarios(scenarios or [])
+        subjects = known_subjects(subject, files)
         remove_records(out, [file.scenario.name for file in files])
         if llama_cpp and cuda_arch:
             raise ConformanceError("--llama-cpp takes a build as it is: --cuda-arch does not apply to it")
         options = BuildOptions(source=source, llama_cpp=llama_cpp, cache_dir=cache_dir)
         with show_progress() as progress:
             builds = LlamaBuilds(options, tuple(cuda_arch or ()), progress)
-            records = Runner(builds.open, out, progress, backends, cache_dir).run(files)
-    judgement = judge(records, files, backends)
+            records = Runner(builds.open, out, progress, backends, cache_dir, extra=subjects).run(files)
+    judgement = judge(records, files, backends, subjects=subjects)
     typer.echo(render(records, files, judgement))
     raise typer.Exit(judgement.outcome)
 
@@ -90,6 +101,7 @@ def gate(
         typer.Option("--scenario", help="Scenario that must have passed; repeat for more [default: as for run]."),
     ] = None,
     backend: Backends = None,
+    subject: Subjects = None,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML, too.")
     ] = None,
@@ -102,7 +114,7 @@ def gate(
         files = select_scenarios(scenario or [])
         backends = known_backends(backend)
         records = read_records(folder)
-        judgement = judge(records, files, backends)
+        judgement = judge(records, files, backends, subjects=known_subjects(subject, files))
         if junit:
             write_junit(junit, junit_xml(judgement))
         if github:

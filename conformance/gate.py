@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from conformance.checks import labels_for
 from conformance.records import Output, Record
-from conformance.runner import CONTROL_NAMES, baseline_name, control_name, engine_name
-from conformance.scenario import Scenario, ScenarioFile, SmallestTop2Gap
+from conformance.runner import CONTROL_NAMES, baseline_name, control_name, engine_name, subject_name
+from conformance.scenario import Scenario, ScenarioFile
 from engine.generate import token_ids_le64_sha256
 
 
@@ -57,8 +58,9 @@ def judge(
     files: Sequence[ScenarioFile],
     backends: Sequence[str],
     controls: Sequence[str] = CONTROL_NAMES,
+    subjects: Collection[str] = (),
 ) -> Judgement:
-    """Judge the records of `files` on the backends asked for; other records and backends have no say.
+    """Judge the records of `files` on the backends and of the subjects asked for; other records have no say.
 
     Every scenario needs a record of llama.cpp and of each backend asked for that it is for; those with `controls` one
     of each control, too, and of the backend they are compared with. One that is for none of the backends asked for
@@ -72,6 +74,7 @@ def judge(
         llama_cpp = baseline_name(file.scenario.baseline)
         names = [llama_cpp, *map(engine_name, wanted)]
         names += map(control_name, controls) if file.scenario.controls else []
+        names += [subject_name(subject.name) for subject in file.scenario.subjects if subject.name in subjects]
         baseline = by_key.get((file.scenario.name, llama_cpp))
         asked += [(file.scenario.name, name) for name in names]
         for name in names:
@@ -89,7 +92,7 @@ def _judge_record(record: Record | None, file: ScenarioFile, baseline: Record | 
     elif record.role == "control":
         yield from _judge_control(record)
     elif record.status != "ok":
-        is_fault = record.role == "engine" and record.status != "not_measured"
+        is_fault = record.role in ("engine", "subject") and record.status != "not_measured"
         yield Outcome.MISMATCH if is_fault else Outcome.NOT_MEASURED, f"{record.status}: {record.reason}"
     else:
         yield from _judge_checks(record, file.scenario)
@@ -113,9 +116,7 @@ def _judge_checks(record: Record, scenario: Scenario) -> Iterator[tuple[Outcome,
         elif not check.passed:
             found = f"{check.name}: found {check.value}, limit {check.limit} {check.unit}"
             yield Outcome.MISMATCH, f"{found}; {check.detail}" if check.detail else found
-    is_baseline = record.role == "baseline"
-    wanted = {c.label for c in scenario.checks if isinstance(c, SmallestTop2Gap) == is_baseline}
-    for label in sorted(wanted - {check.name for check in record.checks}):
+    for label in sorted(labels_for(scenario.checks, record.role) - {check.name for check in record.checks}):
         yield Outcome.NOT_MEASURED, f"{label}: not in the record"
 
 

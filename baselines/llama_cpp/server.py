@@ -76,17 +76,8 @@ class LlamaServer:
 
     def complete(self, prompt_ids: Sequence[int], n_predict: int) -> Completion:
         """Generate n_predict ids greedily after prompt_ids, nothing taken from a cache; raises ProcessError."""
-        body = {
-            "prompt": list(prompt_ids),
-            "n_predict": n_predict,
-            "temperature": 0.0,
-            "samplers": ["temperature"],
-            "ignore_eos": True,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
         start_ns = time.perf_counter_ns()
-        answer = self._ask("/completion", body)
+        answer = self._ask("/completion", completion_body(prompt_ids, n_predict))
         wall_time_ns = time.perf_counter_ns() - start_ns
         return parse_completion(answer, len(prompt_ids), wall_time_ns)
 
@@ -134,6 +125,19 @@ def llama_server_argv(program: Path, request: WorkerRequest, port: int) -> list[
     flags = request.shared_flags() | {"--host": _HOST, "--port": str(port), "-np": "1", "-fit": "off"}
     pairs = [part for pair in flags.items() for part in pair]
     return [program, "-m", request.model, *pairs, "--no-cache-prompt", *request.switches()]
+
+
+def completion_body(prompt_ids: Sequence[int], n_predict: int) -> dict[str, Any]:
+    """Return a /completion request: greedy, n_predict ids after prompt_ids whatever they are, nothing from a cache."""
+    return {
+        "prompt": list(prompt_ids),
+        "n_predict": n_predict,
+        "temperature": 0.0,
+        "samplers": ["temperature"],
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
 
 
 def parse_completion(answer: dict[str, Any], n_prompt: int, wall_time_ns: int) -> Completion:
