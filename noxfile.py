@@ -144,6 +144,13 @@ def verify(session: nox.Session) -> None:
 
 
 @nox.session
+def report(session: nox.Session) -> None:
+    """Write the tables made of results/ into the README and the docs: `-- --check` only says what is not current."""
+    install(session)
+    judge(session, "report")
+
+
+@nox.session
 def kernels(session: nox.Session) -> None:
     """Compile every kernel for every architecture, no GPU needed; fail on a spill. CUDA_EXTRA=cuda12 for CUDA 12."""
     install(session, "dev", CUDA_EXTRA)

@@ -36,6 +36,7 @@ from conformance.gate_output import junit as junit_xml
 from conformance.hostile import verdicts
 from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
+from conformance.publishing.pages import stale_pages
 from conformance.records import DEFAULT_FOLDER, Record, read_records, remove_records
 from conformance.report import render
 from conformance.runner import Runner, engine_name
@@ -218,6 +219,22 @@ def corpus(
             differing.append(f"{id_}: llama.cpp {theirs.verdict}, recorded is {recorded}")
     typer.echo("\n".join([*differing, f"{len(found.cases)} files, {len(differing)} not as expected"]))
     raise typer.Exit(Outcome.MISMATCH if differing else Outcome.MATCH)
+
+
+@app.command(epilog="Exit code: 0 written or up to date, 1 with --check a page is not, 3 records cannot be read.")
+def report(
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing, name the pages that are not up to date.")
+    ] = False,
+) -> None:
+    """Write the tables made of results/ into the README and the docs of the checkout in the working folder."""
+    with environment_errors():
+        stale = list(stale_pages(Path()))
+        for path, text in stale:
+            typer.echo(f"{path}: {'not up to date, run `nox -s report`' if check else 'written'}")
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    raise typer.Exit(Outcome.MISMATCH if check and stale else Outcome.MATCH)
 
 
 @app.command()
