@@ -51,7 +51,8 @@ class RequestTimes(Data):
 class Output(Data):
     """What an engine generated. smallest_top2_gap is in logits, at generated position smallest_top2_gap_position.
 
-    Another engine gives ids alone: what would be of its logits is None.
+    top2_gaps: that of every position; None in older records and where one is not finite. Another engine gives ids
+    alone: what would be of its logits is None.
     """
 
     generated_token_ids: list[int]
@@ -60,6 +61,7 @@ class Output(Data):
     final_greedy_token_id: int
     smallest_top2_gap: float | None
     smallest_top2_gap_position: int | None
+    top2_gaps: list[float] | None = None
 
 
 class Record(Data):

@@ -451,6 +451,7 @@ def _output(token_ids: list[int], logits: F32) -> Output:
         final_greedy_token_id=int(np.argmax(logits[0])),
         smallest_top2_gap=float(gaps[position]) if np.isfinite(gaps[position]) else None,
         smallest_top2_gap_position=position,
+        top2_gaps=gaps.tolist() if np.isfinite(gaps).all() else None,
     )
 
 

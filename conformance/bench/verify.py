@@ -213,6 +213,9 @@ def _output(record: Record) -> Iterator[str]:
     position = output.smallest_top2_gap_position
     if (record.role == "subject") != (position is None) or (position is not None and not 0 <= position < len(ids)):
         yield f"output.smallest_top2_gap_position: {position} of {len(ids)} ids"
+    gaps = output.top2_gaps
+    if gaps is not None and (len(gaps) != len(ids) or min(gaps) != output.smallest_top2_gap):
+        yield f"output.top2_gaps: {len(gaps)} of {len(ids)} ids, smallest {min(gaps, default=None)}"
     values = {
         "final_logits_le32_sha256": output.final_logits_le32_sha256,
         "final_greedy_token_id": output.final_greedy_token_id,

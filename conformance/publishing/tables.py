@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from statistics import median
 
 from tabulate import tabulate
@@ -40,6 +41,14 @@ def markdown(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
     return re.sub(r" {2,}", " ", re.sub(r"-{4,}", "---", text))  # columns that line up would make long lines of links
 
 
+def by_machine(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
+    """Return a table per machine, which is the first cell of each row and becomes the line above its table."""
+    parts = []
+    for machine, found in groupby(rows, key=lambda row: row[0]):
+        parts += [f"**{machine}**", markdown([row[1:] for row in found], headers)]
+    return "\n\n".join(parts) or markdown([], headers)
+
+
 def link(text: str, path: str, depth: str) -> str:
     """Return a link to a file of the project; depth: from the page's folder up to the project's."""
     return f"[{text}]({depth}{path})"
@@ -62,7 +71,7 @@ def tokens_table(results: Results, depth: str) -> str:
                 verdict(record),
             )
         )
-    return markdown(rows, ("machine", "scenario", "engine", "tokens", "token hash", "smallest gap", "verdict"))
+    return by_machine(rows, ("scenario", "engine", "tokens", "token hash", "smallest gap", "verdict"))
 
 
 def verdict(record: Record) -> str:
@@ -91,7 +100,7 @@ def _gap(record: Record) -> str:
 def steps_table(results: Results, depth: str) -> str:
     """Return times in the conformance records of GPUs: one run each, not in alternation, so without any ratio."""
     rows = []
-    for row in _on_gpu(results):
+    for row in on_gpu(results):
         record = row.record
         assert record.timings is not None
         step_ns = median(record.timings.decode_time_ns)
@@ -108,11 +117,11 @@ def steps_table(results: Results, depth: str) -> str:
                 _size(record.peak_device_memory_n_bytes),
             )
         )
-    headers = ("machine", "scenario", "engine", "tokens", "median step, ms", "tok/s", "weights", "buffers", "peak")
-    return markdown(rows, headers)
+    headers = ("scenario", "engine", "tokens", "median step, ms", "tok/s", "weights", "buffers", "peak")
+    return by_machine(rows, headers)
 
 
-def _on_gpu(results: Results) -> Iterator[Row]:
+def on_gpu(results: Results) -> Iterator[Row]:
     """Yield the runs of the largest models that ran on a GPU: on the small ones a step measures the launches."""
     for row in results.rows:
         is_gpu = row.record.engine.endswith("-cuda") and row.record.scenario.startswith("27b")
@@ -131,8 +140,8 @@ def speed_table(results: Results, depth: str) -> str:
         for row in results.bench
         for figure in row.record.figures
     ]
-    headers = ("machine", "scenario", "program", "what", "tok/s", "ms/token", "GB/s", "of ceiling", "rounds")
-    return markdown(rows, headers)
+    headers = ("scenario", "program", "what", "tok/s", "ms/token", "GB/s", "of ceiling", "rounds")
+    return by_machine(rows, headers)
 
 
 def _where(row: BenchRow, depth: str) -> tuple[str, str]:
@@ -153,8 +162,8 @@ def comparisons_table(results: Results, depth: str) -> str:
         for row in results.bench
         for found in row.record.comparisons
     ]
-    headers = ("machine", "scenario", "what", "ours", "theirs", "times as fast", "95 % interval", "verdict")
-    return markdown(rows, headers)
+    headers = ("scenario", "what", "ours", "theirs", "times as fast", "95 % interval", "verdict")
+    return by_machine(rows, headers)
 
 
 def _ratio(found: BenchComparison) -> tuple[str, str, str]:
@@ -179,8 +188,8 @@ def cold_table(results: Results, depth: str) -> str:
                     _size(memory.device_peak_n_bytes),
                 )
             )
-    headers = ("machine", "scenario", "program", "ready", "of it compiling", "first token", "peak RSS", "device peak")
-    return markdown(rows, headers)
+    headers = ("scenario", "program", "ready", "of it compiling", "first token", "peak RSS", "device peak")
+    return by_machine(rows, headers)
 
 
 def measured_table(results: Results, depth: str) -> str:
@@ -192,8 +201,8 @@ def measured_table(results: Results, depth: str) -> str:
                 speeds = [_rate(row.record, name, found.metric) for name in (found.engine, found.baseline)]
                 labels = (*_where(row, depth), METRIC_LABELS[found.metric])
                 rows.append((*labels, found.engine, *speeds, *_ratio(found)))
-    headers = ("machine", "scenario", "what", "engine", "tok/s", "llama.cpp b8763", "times as fast", "95 % interval")
-    return markdown(rows, (*headers, "verdict"))
+    headers = ("scenario", "what", "engine", "tok/s", "llama.cpp b8763", "times as fast", "95 % interval", "verdict")
+    return by_machine(rows, headers)
 
 
 def _rate(record: BenchRecord, subject: str, metric: str) -> str:

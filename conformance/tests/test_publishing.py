@@ -17,7 +17,7 @@ from conformance.errors import ConformanceError
 from conformance.publishing import tables
 from conformance.publishing.kernels import FOLDER, kernels_table, parse_header
 from conformance.publishing.pages import PAGES, render, sections, stale_pages
-from conformance.publishing.rows import Results, read_results
+from conformance.publishing.rows import BenchRow, Results, machine_name, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,8 +94,18 @@ def test_a_page_that_is_missing_is_one_line(tmp_path: Path) -> None:
         list(stale_pages(tmp_path))
 
 
-def every_cell(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+def every_cell(text: str) -> list[list[str]]:
+    """Return the cells of tables, each row with the machine above its table in front."""
+    rows: list[list[str]] = []
+    machine, header = "", True
+    for line in text.splitlines():
+        if line.startswith("**"):
+            machine, header = line.strip("*"), True
+        elif line.startswith("|") and not header:
+            rows.append([machine, *(cell.strip() for cell in line.strip("|").split(" | "))])
+        elif line.startswith("|--"):
+            header = False
+    return rows
 
 
 def test_ratios_are_those_of_single_records(results: Results) -> None:
@@ -105,24 +115,25 @@ def test_ratios_are_those_of_single_records(results: Results) -> None:
     for cells in rows:
         path = re.findall(r"\((.+)\)", cells[1])[-1]
         record = BenchRecord.model_validate_json((ROOT / path).read_text())
+        assert cells[0] == machine_name(record.machine)
         assert cells[5] in {f"{found.ratio:.3f}" for found in record.comparisons if found.ratio}
 
 
 def test_rows_of_two_machines_are_never_set_against_each_other(results: Results) -> None:
-    """With a second machine a thousand times as fast, no row of the first changes and none names both."""
+    """With a second machine a thousand times as fast, each table is that of one machine, and none changes."""
     first = results.bench[0]
     machine = first.record.machine.model_copy(update={"cpu": "Other"})
     figures = [f.model_copy(update={"tok_per_s": f.tok_per_s * 1000}) for f in first.record.figures]
     record = first.record.model_copy(update={"machine": machine, "figures": figures})
-    both = Results(results.rows, [*results.bench, type(first)(record, first.path)], results.ops)
-    for make in (tables.measured_table, tables.comparisons_table, tables.speed_table):
-        alone, beside = make(results, "").splitlines(), make(both, "").splitlines()
-        assert alone == beside[: len(alone)]
-        added = every_cell("\n".join(beside[:2] + beside[len(alone) :]))
-        assert added
-        assert all(cells[0] == "Other, 2 cores, no GPU" for cells in added)
-    ratios = [cells[6] for cells in every_cell(tables.measured_table(both, "")) if cells[0].startswith("Other")]
-    assert ratios == [cells[6] for cells in every_cell(tables.measured_table(results, ""))[: len(ratios)]]
+    both = Results(results.rows, [*results.bench, BenchRow(record, first.path)], results.ops)
+    for make in (tables.measured_table, tables.comparisons_table, tables.speed_table, tables.cold_table):
+        alone, beside = make(results, ""), make(both, "")
+        assert beside.startswith(f"{alone}\n\n**Other, 2 cores, no GPU**\n\n|")
+        others = [cells for cells in every_cell(beside) if cells[0] == "Other, 2 cores, no GPU"]
+        assert others
+        assert len(others) + len(every_cell(alone)) == len(every_cell(beside))
+    here, there = every_cell(tables.measured_table(results, "")), every_cell(tables.measured_table(both, ""))
+    assert [cells[6:] for cells in there[len(here) :]] == [cells[6:] for cells in here[: len(there) - len(here)]]
 
 
 def test_no_page_has_a_ratio_with_a_claim(results: Results) -> None:
@@ -158,7 +169,7 @@ def test_what_is_not_measured_is_said(results: Results) -> None:
 def test_every_kernel_has_a_row_and_every_page_a_section() -> None:
     names = {path.stem for path in (ROOT / FOLDER).glob("*.cu")}
     assert len(names) > 12
-    assert {cells[0].split("]")[0].strip("[") for cells in every_cell(kernels_table(ROOT))} == names
+    assert {cells[1].split("]")[0].strip("[") for cells in every_cell(kernels_table(ROOT))} == names
     used: set[str] = set()
     for page in PAGES:
         used |= set(re.findall(r"<!-- generated: ([a-z-]+) -->", (ROOT / page).read_text()))
