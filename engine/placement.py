@@ -30,7 +30,7 @@ __all__ = ["N_CHUNK", "N_PACK", "MemoryPlan", "plan_memory"]
 
 N_PACK = 72
 """Tokens that layer-major prefill takes through a matrix together."""
-N_CHUNK = 144
+N_CHUNK = 128
 """Prompt tokens that layer-major prefill takes through one layer before the next."""
 
 

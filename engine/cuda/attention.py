@@ -22,8 +22,6 @@ ROPE_WARPS = 4
 SPLIT_THREADS = 256
 HEAD_SIZES = (64, 128, 256)
 """Sizes of a head that the kernels are written for."""
-SCRATCH_N_BYTES = 16 << 20
-"""Most scratch for the splits, but always enough for one token; where a pack needs more, its tokens take turns."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,11 @@ class RopeTables:
 
 @dataclass(frozen=True)
 class AttentionScratch:
-    """Results of the splits on their way to the combination, all f32; see scratch_shapes."""
+    """Results of the splits of some tokens on their way to the combination, all f32.
+
+    maxima, sums: (n_tokens, n_head, n_splits); values: (n_tokens, n_head, n_splits, head_dim). Where a pack has more
+    tokens, they take turns.
+    """
 
     maxima: cupy.ndarray
     sums: cupy.ndarray
@@ -48,14 +50,17 @@ def n_splits(n_ctx: int) -> int:
     return -(-n_ctx // KV_SPLIT)
 
 
-def scratch_shapes(config: Hyperparameters, n_ctx: int, pack: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of AttentionScratch's maxima, sums and values, f32, for packs of up to `pack` tokens.
+def scratch_n_words(config: Hyperparameters, n_ctx: int) -> int:
+    """Return the f32 words of scratch that one token needs: 99,072 for 24 heads of 256 at n_ctx = 512."""
+    return config.n_head * n_splits(n_ctx) * (config.head_dim + 2)
 
-    With 24 heads of 256: 396,288 bytes a token at n_ctx = 512, so 42 tokens at a time; 10 at n_ctx = 2048.
-    """
-    token_n_bytes = 4 * config.n_head * n_splits(n_ctx) * (config.head_dim + 2)
-    per_split = (min(pack, max(SCRATCH_N_BYTES // token_n_bytes, 1)), config.n_head, n_splits(n_ctx))
-    return per_split, per_split, (*per_split, config.head_dim)
+
+def scratch(config: Hyperparameters, n_ctx: int, words: cupy.ndarray) -> AttentionScratch:
+    """Return `words`, flat f32, as scratch for as many tokens as there is room for."""
+    n_tokens, per_token = words.size // scratch_n_words(config, n_ctx), config.n_head * n_splits(n_ctx)
+    shape, n = (n_tokens, config.n_head, n_splits(n_ctx)), n_tokens * per_token
+    values = words[2 * n : (2 + config.head_dim) * n].reshape(*shape, config.head_dim)
+    return AttentionScratch(words[:n].reshape(shape), words[n : 2 * n].reshape(shape), values)
 
 
 def expressions(config: Hyperparameters, pack: int) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -23,16 +23,26 @@ DType: TypeAlias = type[np.generic]
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array on the device; `region` is the line of the memory plan that it belongs to."""
+    """An array on the device; `region` is the line of the memory plan that it belongs to.
+
+    inside: the buffer whose memory it uses from byte `offset_n_bytes` on, at times when that one holds nothing.
+    """
 
     region: str
     shape: tuple[int, ...]
     dtype: DType
+    inside: str | None = None
+    offset_n_bytes: int = 0
+
+    @property
+    def size_n_bytes(self) -> int:
+        """Bytes, padded to the alignment of device memory."""
+        return padded_n_bytes(math.prod(self.shape) * np.dtype(self.dtype).itemsize)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes taken, padded to the alignment of device memory."""
-        return padded_n_bytes(math.prod(self.shape) * np.dtype(self.dtype).itemsize)
+        """Bytes taken for it."""
+        return self.size_n_bytes if self.inside is None else 0
 
 
 def buffers(config: ModelConfig, n_ctx: int, n_chunk: int) -> dict[str, Buffer]:
@@ -63,20 +73,42 @@ def _working(c: ModelConfig, n_ctx: int, n_chunk: int) -> Named:
     yield "hidden", Buffer("residual", (n_chunk, c.n_embd), np.float32)
     for i, width in enumerate(projected_widths(c)):
         yield f"projected.{i}", Buffer("activations", (MAX_PACK * width,), np.float32)
-    yield "q", Buffer("activations", (MAX_PACK, c.n_head, c.head_dim), np.float32)
     yield from _activation("normed", c.n_embd)
     yield from _activation("mixed", max(c.value_dim, c.n_embd_q))
+    # A token's attention is written where its q was, once that has been used.
+    yield "q", Buffer("activations", (MAX_PACK, c.n_head, c.head_dim), np.float32, inside="mixed.x")
     yield from _activation("ffn", c.n_ff)
+    yield from _beside_feed_forward(c, n_ctx, n_chunk)
     widest = max(c.n_embd, c.value_dim, c.n_embd_q, c.n_ff)
     yield "tiles", Buffer("quantised", (packs.tiles_n_bytes(MAX_PACK, widest),), np.uint8)
-    shapes = attention.scratch_shapes(c, n_ctx, MAX_PACK)
-    for name, shape in zip(("maxima", "sums", "values"), shapes, strict=True):
-        yield f"splits.{name}", Buffer("attention", shape, np.float32)
     for name in ("cos", "sin"):
         yield f"rope.{name}", Buffer("rope", (n_ctx, c.n_rot // 2), np.float32)
-    for name in ("logits", "given_logits"):
-        yield name, Buffer("logits", (1, c.n_vocab), np.float32)
     yield from _control(c, n_ctx, n_chunk)
+
+
+def _beside_feed_forward(c: ModelConfig, n_ctx: int, n_chunk: int) -> Named:
+    """Yield what is needed only while ffn.x holds nothing, in its memory where there is room for it.
+
+    The splits live from one launch of attention to the next, the logits from the end of a pass to the next one, rows of
+    the embedding table (F32 ones are the longest) at the very beginning of it.
+    """
+    room_n_bytes = MAX_PACK * c.n_ff * 4
+    token_n_words = attention.scratch_n_words(c, n_ctx)
+    n_tokens = min(max(room_n_bytes // 4 // token_n_words, 1), MAX_PACK)
+    yield "splits", _in_room(Buffer("attention", (n_tokens * token_n_words,), np.float32), "ffn.x", room_n_bytes, 0)
+    offset_n_bytes = 0
+    yield "rows", _in_room(Buffer("residual", (n_chunk * 4 * c.n_embd,), np.uint8), "ffn.x", room_n_bytes, 0)
+    for name in ("logits", "given_logits"):
+        logits = _in_room(Buffer("logits", (1, c.n_vocab), np.float32), "ffn.x", room_n_bytes, offset_n_bytes)
+        yield name, logits
+        offset_n_bytes += logits.size_n_bytes
+
+
+def _in_room(buffer: Buffer, inside: str, room_n_bytes: int, offset_n_bytes: int) -> Buffer:
+    """Return `buffer` in the memory of another one, or on its own if that is too small."""
+    if offset_n_bytes + buffer.size_n_bytes > room_n_bytes:
+        return buffer
+    return replace(buffer, inside=inside, offset_n_bytes=offset_n_bytes)
 
 
 def _activation(name: str, n: int) -> Named:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
-from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, packs, plan, rms_norm, streams
+from engine.cuda import argmax, attention, embed, faults, gated_delta, gemv, layout, packs, plan, rms_norm, streams
 from engine.cuda.buffers import DeviceActivation
 from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
@@ -97,27 +97,34 @@ class CudaOps:
         self._allocate()
 
     def _allocate(self) -> None:
-        memory, planned = self.memory, self._planned
-        self._buffers = {name: memory.array(buffer.shape, buffer.dtype) for name, buffer in planned.items()}
+        self._buffers: dict[str, cupy.ndarray] = {}
+        for name, buffer in self._planned.items():
+            self._buffers[name] = self._placed(buffer)
         self._bind(self._buffers)
-        rows, words = self._hidden.shape, self._control.shape
-        self._row_stage = pinned(self._hidden.nbytes).view(np.float32).reshape(rows)
-        self._control_stage = pinned(self._control.nbytes).view(np.int32).reshape(words)
+        self._row_stage = pinned(self._rows.nbytes)
+        self._control_stage = pinned(self._control.nbytes).view(np.int32).reshape(self._control.shape)
         self.staged = cupy.cuda.Event(block=False, disable_timing=True)
-        self._table: tuple[str, NDArray[np.uint8]] | None = None
+        self._table: NDArray[np.uint8] | None = None
         self._first_position = 0
         for array, table in zip((self._rope.cos, self._rope.sin), self._rope_tables(), strict=True):
             array.set(table, stream=self.stream)
 
+    def _placed(self, buffer: layout.Buffer) -> cupy.ndarray:
+        """Return the array of a buffer, in memory of its own or in that of one placed before."""
+        if buffer.inside is None:
+            return self.memory.array(buffer.shape, buffer.dtype)
+        place = self._buffers[buffer.inside].data + buffer.offset_n_bytes
+        return cupy.ndarray(buffer.shape, buffer.dtype, place)
+
     def _bind(self, b: dict[str, cupy.ndarray]) -> None:
         """Give the working buffers the names and forms that the ops use."""
-        self._hidden, self._control, self._q = b["hidden"], b["control"], b["q"]
+        self._hidden, self._control, self._q, self._rows = b["hidden"], b["control"], b["q"], b["rows"]
         self._projected = [array for name, array in b.items() if name.startswith("projected.")]
         self._normed, self._mixed, self._ffn = (
             DeviceActivation(*(b[f"{name}.{part}"] for part in ("x", "q", "scales")))
             for name in ("normed", "mixed", "ffn")
         )
-        self._scratch = attention.AttentionScratch(*(b[f"splits.{part}"] for part in ("maxima", "sums", "values")))
+        self._scratch = attention.scratch(self._config, self._n_ctx, b["splits"])
         self._rope = attention.RopeTables(b["rope.cos"], b["rope.sin"])
         self._tickets, self._argmax_scratch, self._chosen = b["tickets"], b["argmax_scratch"], b["chosen"]
         self._done, self._tiles = b["gate_up_done"], b["tiles"]
@@ -144,24 +151,26 @@ class CudaOps:
     def embed(
         self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int], first_position: int
     ) -> cupy.ndarray:
-        """Dequantise rows on the host, copy them and the control words; in a capture, only record the copies."""
+        """Copy rows and control words and dequantise on the device; in a capture, only record that."""
         self.stream.use()  # another engine of this process may have put its own in use
         n = len(tokens)
-        self._table, self._first_position = (type_name, table), first_position
+        self._table, self._first_position = table, first_position
         if not self.stream.is_capturing():
             self.stage(tokens, first_position)
-        copy_in(self._hidden, self._row_stage, n * self._row_stage[0].nbytes, self.stream)
+        rows = self._rows[: n * table.shape[1]].reshape(n, table.shape[1])
+        copy_in(rows, self._row_stage, rows.nbytes, self.stream)
         copy_in(self._control, self._control_stage, n * self._control_stage[0].nbytes, self.stream)
         if not self.stream.is_capturing():
             self.staged.record(self.stream)
-        return self._hidden[:n]
+        return embed.embed(self.kernels, type_name, rows, self._hidden[:n])
 
     def stage(self, tokens: Sequence[int], first_position: int) -> None:
         """Write the embedding rows and control words of `tokens` to the pinned memory that the copies read."""
         assert self._table is not None
-        type_name, table = self._table
         self.staged.synchronize()
-        self._row_stage[: len(tokens)] = quants.dequantize(type_name, table[list(tokens)])
+        row_n_bytes = self._table.shape[1]
+        for i, token in enumerate(tokens):
+            self._row_stage[i * row_n_bytes : (i + 1) * row_n_bytes] = self._table[token]
         self._control_stage[: len(tokens), 0] = tokens
         self._control_stage[: len(tokens), 1] = np.arange(first_position, first_position + len(tokens))
 

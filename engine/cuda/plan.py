@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine import quants
-from engine.cuda import argmax, attention, gated_delta, gemv, packs, rms_norm, streams
+from engine.cuda import argmax, attention, embed, gated_delta, gemv, packs, rms_norm, streams
 from engine.cuda.buffers import MAX_PACK
 from engine.gguf.reader import TensorInfo
 from engine.model.config import ModelConfig
@@ -26,6 +26,7 @@ def expressions(config: ModelConfig, tensors: Mapping[str, TensorInfo], target: 
     """
     names = set(_matrix_kernels(config, tensors, target))
     names |= {gemv.repack_expression(t.type) for t in tensors.values() if quants.is_quantized(t.type)}
+    names.add(embed.expression(tensors["token_embd.weight"].type, config.n_embd))
     names |= set(rms_norm.expressions(config, MAX_PACK))
     names |= set(gated_delta.expressions(config, MAX_PACK)) if config.n_layer_recurrent else set()
     names |= set(attention.expressions(config, MAX_PACK)) if config.n_layer_attn else set()

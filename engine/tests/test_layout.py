@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,3 +42,21 @@ def test_projections_have_room_for_every_matrix_that_is_written_there() -> None:
     for il, names in ((0, ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")), (3, ("attn_q", "attn_k", "attn_v"))):
         for name, width in zip(names, widths, strict=False):
             assert shapes[f"blk.{il}.{name}.weight"][1] <= width
+
+
+@pytest.mark.parametrize("n_ctx", [8, 512, 2048, 16384])
+def test_what_shares_memory_lies_inside_it_and_apart_where_it_must(n_ctx: int) -> None:
+    planned = buffers(CONFIG_27B, n_ctx, 128)
+    for buffer in planned.values():
+        if buffer.inside is not None:
+            assert buffer.n_bytes == 0
+            assert buffer.offset_n_bytes + buffer.size_n_bytes <= planned[buffer.inside].n_bytes
+    logits, given = planned["logits"], planned["given_logits"]
+    assert (logits.inside, given.inside, planned["q"].inside) == ("ffn.x", "ffn.x", "mixed.x")
+    assert given.offset_n_bytes == logits.size_n_bytes
+
+
+def test_logits_that_do_not_fit_beside_have_their_own_memory() -> None:
+    wide = replace(CONFIG_27B, n_ff=1024)
+    planned = buffers(wide, 512, 128)
+    assert planned["logits"].n_bytes == planned["given_logits"].n_bytes == 248320 * 4

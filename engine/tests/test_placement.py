@@ -26,23 +26,34 @@ def test_sizes_of_the_article() -> None:
         "conv_state": 48 * 3 * 10240 * 4,
         "kv_cache": 32 << 20,
         "residual": N_CHUNK * 5120 * 4,
-        "activations": MAX_PACK * 4 * (sum(widths) + 24 * 256 + sum(inputs)),
+        "activations": MAX_PACK * 4 * (sum(widths) + sum(inputs)),
         "quantised": MAX_PACK * (sum(inputs) + 17408) // 32 * 40,  # the widest a second time, in tiles
-        "attention": 42 * 396_288,  # 16 splits of 24 heads, for the 42 tokens that fit into 16 MiB
+        "attention": 0,  # with the logits in the memory of ffn.x
         "rope": 2 * 512 * 32 * 4,
-        "logits": 2 * 248320 * 4,
-        "control": N_CHUNK * 8 + 128 + 512 * 4 + 17408 // 32 * 4 + 128 + 3 * 256,  # 128: padding to 256 bytes
+        "logits": 0,
+        "control": N_CHUNK * 8 + 512 * 4 + 17408 // 32 * 4 + 128 + 3 * 256,  # 128: padding to 256 bytes
     }
     assert plan.host_n_bytes == 715_161_600
     assert plan.total_n_bytes == sum(plan.device.values())
     assert (plan.headroom_n_bytes, plan.fits) == (None, None)
 
 
+@pytest.mark.parametrize(("n_ctx", "arena_mib"), [(512, 201.9), (2048, 297.9)])
+def test_the_arena_is_not_larger_than_the_articles(n_ctx: int, arena_mib: float) -> None:
+    plan = plan_memory(CONFIG_27B, [TOKEN_EMBD, REST, OUTPUT], n_ctx)
+    assert plan.total_n_bytes - plan.device["weights"] <= arena_mib * (1 << 20)
+
+
 def test_what_grows_with_the_context() -> None:
     small, large = (plan_memory(CONFIG_27B, [TOKEN_EMBD, REST, OUTPUT], n_ctx) for n_ctx in (512, 2048))
     assert large.device["kv_cache"] == 4 * small.device["kv_cache"] == 128 << 20
     grown = {name for name, n_bytes in large.device.items() if n_bytes != small.device[name]}
-    assert grown == {"kv_cache", "attention", "rope", "control"}
+    assert grown == {"kv_cache", "rope", "control"}
+
+
+def test_a_long_context_has_scratch_for_attention_of_its_own() -> None:
+    plan = plan_memory(CONFIG_27B, [TOKEN_EMBD, REST, OUTPUT], n_ctx=16384)
+    assert plan.device["attention"] == 512 * 24 * (256 + 2) * 4
 
 
 def test_a_context_shorter_than_a_chunk_needs_no_whole_chunk() -> None:

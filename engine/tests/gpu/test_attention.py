@@ -48,6 +48,7 @@ CONFIGS = {f"{q}-{kv}x{d}": config(q, kv, d) for d in (64, 128, 256) for q, kv i
 CONFIGS["3-3x64, all turn"] = config(3, 3, 64, n_rot=64)
 POSITIONS = (0, 1, 30, 31, 32, 33, 63, 64, 200, 511)
 PACKS = (1, 2, 3, 4, 5, 8, 16, 70)
+SCRATCH_N_TOKENS = 12  # so a pack of 70 takes six turns
 OP = faults.kernel_argument(faults.Op.ATTENTION, 3)
 
 
@@ -127,8 +128,8 @@ class OnDevice:
         frequencies = numerics.rope_frequencies(c.n_rot, c.rope_freq_base, c.rope_sections)
         tables = numerics.rope_table(np.arange(n_ctx), frequencies)
         self._tables = attention.RopeTables(*(cupy.asarray(table) for table in tables))
-        shapes = attention.scratch_shapes(c, n_ctx, MAX_PACK)
-        self._scratch = attention.AttentionScratch(*(poisoned(shape, np.float32) for shape in shapes))
+        words = poisoned((SCRATCH_N_TOKENS * attention.scratch_n_words(c, n_ctx),), np.float32)
+        self._scratch = attention.scratch(c, n_ctx, words)
         self._control = control_words(layer.position)
         self.cache = KVCache(cupy.asarray(layer.cache.k), cupy.asarray(layer.cache.v))
         self.q = poisoned((layer.n_tokens, c.n_head, c.head_dim), np.float32)
