@@ -196,7 +196,7 @@ def gap_pictures(results: Results) -> Iterator[Picture]:
             f"gaps-{_slug(machine)}-{scenario}.svg",
             _svg(figure),
             f"Histogram of the gap between the two best logits in {scenario} on {machine}: {said}; margin {margin}.",
-            f"Gaps of {scenario} on {machine}: an engine that is right stays right of the margin.",
+            f"Gaps of {scenario} on {machine}: llama.cpp's must stay above the margin at every position.",
         )
 
 
