@@ -16,6 +16,7 @@ from conformance.gate import Finding, Judgement, Outcome
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 """Names the file to which GitHub Actions lets a step append Markdown."""
 _SUITE = "conformance gate"
+_COMMAND = "::{kind} title={title}::{text}"
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _VERDICTS = {Outcome.MATCH: "pass", Outcome.MISMATCH: "FAIL", Outcome.NOT_MEASURED: "not measured"}
 
@@ -66,7 +67,7 @@ def github_annotations(judgement: Judgement) -> Iterator[str]:
 
 def github_command(kind: str, title: str, text: str) -> str:
     """Return one workflow command; what would end it early, or begin another, is escaped."""
-    return f"::{kind} title={_escaped(title, ',:')}::{_escaped(text, '')}"
+    return _COMMAND.format(kind=kind, title=_escaped(title, ",:"), text=_escaped(text, ""))
 
 
 def append_summary(judgement: Judgement) -> None:
