@@ -51,7 +51,7 @@ def kernels_table(root: Path) -> str:
     for path in sorted((root / FOLDER).glob("*.cu")):
         kernel = parse_header(path)
         fields = (kernel.fields.get(name, "see the file") for name in ("bytes", "launch", "numerics"))
-        rows.append((f"[{kernel.name}](../{FOLDER.as_posix()}/{path.name})", kernel.computes, *fields))
+        rows.append((f"[{path.name}](../{FOLDER.as_posix()}/{path.name})", kernel.computes, *fields))
     headers = ("kernel", "computes", "bytes", "launch", "numerics")
     return markdown([[_plain(cell) for cell in row] for row in rows], headers)
 
