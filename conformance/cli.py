@@ -31,7 +31,14 @@ from conformance.command_line import (
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
-from conformance.gate_output import append_summary, github_annotations, github_command, junit_of_error, write_junit
+from conformance.gate_output import (
+    append_summary,
+    github_annotations,
+    github_command,
+    github_plain,
+    junit_of_error,
+    write_junit,
+)
 from conformance.gate_output import junit as junit_xml
 from conformance.hostile import verdicts
 from conformance.llama_builds import LlamaBuilds
@@ -120,7 +127,8 @@ def gate(
             write_junit(junit, junit_xml(judgement))
         if github:
             append_summary(judgement)
-    typer.echo(render(records, files, judgement))
+    table = render(records, files, judgement)
+    typer.echo(github_plain(table) if github else table)
     for line in github_annotations(judgement) if github else ():
         typer.echo(line)
     raise typer.Exit(judgement.outcome)

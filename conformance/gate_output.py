@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 """Names the file to which GitHub Actions lets a step append Markdown."""
 _SUITE = "conformance gate"
 _COMMAND = "::{kind} title={title}::{text}"
+_PLAIN = "::stop-commands::{token}\n{text}\n::{token}::"
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _VERDICTS = {Outcome.MATCH: "pass", Outcome.MISMATCH: "FAIL", Outcome.NOT_MEASURED: "not measured"}
 
@@ -68,6 +70,11 @@ def github_annotations(judgement: Judgement) -> Iterator[str]:
 def github_command(kind: str, title: str, text: str) -> str:
     """Return one workflow command; what would end it early, or begin another, is escaped."""
     return _COMMAND.format(kind=kind, title=_escaped(title, ",:"), text=_escaped(text, ""))
+
+
+def github_plain(text: str) -> str:
+    """Return text in which no line counts as a workflow command, whatever strangers wrote into the records."""
+    return _PLAIN.format(token=secrets.token_hex(16), text=text)
 
 
 def append_summary(judgement: Judgement) -> None:

@@ -12,6 +12,7 @@ from conformance.gate_output import (
     SUMMARY_VARIABLE,
     github_annotations,
     github_command,
+    github_plain,
     github_summary,
     junit,
     junit_of_error,
@@ -62,6 +63,14 @@ def test_what_is_escaped_is_not_escaped_twice() -> None:
     assert github_command("error", "t", "100 %\r\n::x") == "::error title=t::100 %25%0D%0A::x"
 
 
+def test_text_of_records_is_no_command() -> None:
+    first, *text, last = github_plain("::error::oh\n::x").splitlines()
+    assert text == ["::error::oh", "::x"]
+    assert first == f"::stop-commands::{last.strip(':')}"
+    assert len(last) == 36
+    assert github_plain("") != github_plain("")
+
+
 def test_the_summary_has_a_row_per_engine_asked_for() -> None:
     rows = [[cell.strip() for cell in line.split(" | ")] for line in github_summary(JUDGEMENT).splitlines()[2:]]
     assert [row[2] for row in rows] == ["pass", "FAIL", "not measured"]
@@ -85,7 +94,8 @@ def test_the_gate_writes_all_three(records: list[Record], tmp_path: Path, monkey
     (tmp_path / "r" / "short" / "engine-numpy.json").unlink()
     result = _gate(tmp_path / "r", "--junit", tmp_path / "j.xml", "--github")
     assert result.exit_code == 2
-    assert "\n::warning title=short%2C engine-numpy%3A not measured::there is no record\n" in result.output
+    assert result.output.startswith("::stop-commands::")
+    assert "::\n::warning title=short%2C engine-numpy%3A not measured::there is no record\n" in result.output
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("7", "0", "1")
     assert "| short" in (tmp_path / "summary.md").read_text()
