@@ -18,8 +18,8 @@ CUDA_EXTRA = os.environ.get("CUDA_EXTRA", "cuda13")
 OUTCOMES = {1: "a mismatch", 2: "something was not measured", 3: "it cannot be run or judged, the line above says why"}
 
 
-LOCKED = ((), ("build",), ("build", "dev"), ("cuda13", "dev"))
-"""The combinations of extras that CI installs: pinned with hashes in requirements/, written by `nox -s lock`."""
+LOCKED = ((), ("build",), ("build", "dev"), ("cuda13", "dev"), ("dev", "docs"), ("browser", "dev", "docs"))
+"""The combinations of extras that CI and the site take: pinned with hashes in requirements/ by `nox -s lock`."""
 
 
 def lock_path(*extras: str) -> Path:
@@ -155,6 +155,37 @@ def verify(session: nox.Session) -> None:
     """Check published rows from nothing but themselves: `-- ROW` for single ones."""
     install(session)
     judge(session, "verify")
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Write the tables made of results/ into the README and the docs: `-- --check` only says what is not current."""
+    install(session)
+    judge(session, "report")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into site/: warnings are errors, links lead somewhere, nothing is fetched from elsewhere."""
+    install(session, "dev", "docs")
+    build_site(session)
+    session.run("pytest", "-m", "docs", "conformance/tests/test_site.py", *session.posargs)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Look at the site in a headless Chromium, which must be installed; CHROMIUM names another. Not part of CI."""
+    install(session, "browser", "dev", "docs")
+    build_site(session)
+    session.run("pytest", "-m", "browser", "conformance/tests/test_site.py")
+    session.run("python", "-m", "conformance.publishing.browser_check", "site", *session.posargs)
+
+
+def build_site(session: nox.Session) -> None:
+    """Build the site from pages that are up to date with the records, and check its files."""
+    session.run("python", "-m", "conformance", "report", "--check")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "-m", "conformance.publishing.site_check", "site")
 
 
 @nox.session

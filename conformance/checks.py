@@ -20,6 +20,7 @@ from conformance.subject import Measurement
 from engine.generate import logits_le32_sha256, token_ids_le64_sha256
 
 F32: TypeAlias = NDArray[np.float32]
+SECOND_RUN = "second_run_token_ids_equal"
 
 
 class CheckResult(Data):
@@ -85,6 +86,17 @@ class Evidence:
     missing: str = ""
 
 
+@dataclass(frozen=True)
+class IdsEvidence:
+    """What the checks of an engine that gives no logits look at; see Evidence."""
+
+    token_ids: Sequence[int]
+    second_token_ids: Sequence[int]
+    other_hashes: Mapping[str, str]
+    comparison: Comparison | None
+    missing: str
+
+
 def evaluate(checks: Sequence[CheckSpec], evidence: Evidence) -> list[CheckResult]:
     """Apply the engine's checks, `finite` first; those on llama.cpp alone are left to `evaluate_baseline`."""
     applied = [_APPLY[type(check)](check, evidence) for check in checks if type(check) in _APPLY]
@@ -112,6 +124,42 @@ def _offloaded(n_gpu_layers: int, effective: Mapping[str, Any]) -> str:
     """Return what llama.cpp must state for n_gpu_layers, of which it takes no more than the model has."""
     _, _, n_layer = str(effective.get("layers_offloaded")).partition("/")
     return f"{min(n_gpu_layers, int(n_layer))}/{n_layer}" if n_layer else str(n_gpu_layers)
+
+
+def evaluate_ids(checks: Sequence[CheckSpec], evidence: IdsEvidence) -> list[CheckResult]:
+    """Apply the checks on ids to an engine that gives no logits; first, whether it answers twice the same."""
+    applied = [_APPLY_TO_IDS[type(check)](check, evidence) for check in checks if type(check) in _APPLY_TO_IDS]
+    return [second_run_token_ids_equal(evidence.token_ids, evidence.second_token_ids), *applied]
+
+
+def labels_for(checks: Sequence[CheckSpec], role: str) -> set[str]:
+    """Return the names of those of a scenario's checks that a record of this role must have."""
+    if role == "baseline":
+        return {check.label for check in checks if isinstance(check, specs.SmallestTop2Gap)}
+    if role == "subject":
+        return {check.label for check in checks if type(check) in _APPLY_TO_IDS} | {SECOND_RUN}
+    return {check.label for check in checks if type(check) in _APPLY}
+
+
+def second_run_token_ids_equal(ids: Sequence[int], second: Sequence[int]) -> CheckResult:
+    """Count the ids before the first that a second request gives otherwise."""
+    n_equal = n_equal_ids(ids, second)
+    same = n_equal == len(ids)
+    return CheckResult(
+        name=SECOND_RUN,
+        value=n_equal,
+        limit=len(ids),
+        unit="tokens",
+        passed=same,
+        detail=None if same else f"position {n_equal}: id {ids[n_equal]} first, {second[n_equal]} then",
+        because="an engine that answers the same question in two ways cannot be compared",
+    )
+
+
+def n_equal_ids(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many of two equally long lists of ids are equal before the first difference."""
+    pairs = zip(ids, others, strict=True)
+    return next((i for i, (token, other) in enumerate(pairs) if token != other), len(ids))
 
 
 def finite(logits: F32) -> CheckResult:
@@ -213,8 +261,7 @@ def compare(against: str, ids: Sequence[int], logits: F32, other: Reference, mar
 
     other.forced_logits has n rows, or those up to the first difference where the other was not fed these ids.
     """
-    pairs = zip(ids, other.token_ids, strict=True)
-    n_equal = next((i for i, (token, other_token) in enumerate(pairs) if token != other_token), len(ids))
+    n_equal = n_equal_ids(ids, other.token_ids)
     forced = other.forced_logits
     n_forced = int((forced.argmax(axis=1) == np.asarray(ids)).sum()) if len(forced) == len(ids) else None
     rows = zip(logits, forced, strict=False)  # one at a time: all of a large vocabulary in float64 is much memory
@@ -229,9 +276,24 @@ def compare(against: str, ids: Sequence[int], logits: F32, other: Reference, mar
     )
 
 
-def _difference(position: int, ids: Sequence[int], logits: F32, other: Reference, margin: float | None) -> Difference:
+def compare_ids(against: str, ids: Sequence[int], other: Reference, margin: float | None) -> Comparison:
+    """Compare the ids of an engine that gives no logits; the other's logits still tell a near-tie from a fault."""
+    n_equal = n_equal_ids(ids, other.token_ids)
+    return Comparison(
+        against=against,
+        n_equal=n_equal,
+        n_equal_teacher_forced=None,
+        largest_logit_difference=None,
+        first_difference=None if n_equal == len(ids) else _difference(n_equal, ids, None, other, margin),
+    )
+
+
+def _difference(
+    position: int, ids: Sequence[int], logits: F32 | None, other: Reference, margin: float | None
+) -> Difference:
     """Describe the first difference; the rows there come from both free runs, which are one up to that position."""
-    gap, other_gap = (float(top2_gap(rows[position][None])[0]) for rows in (logits, other.logits))
+    gap = math.nan if logits is None else _gap_at(logits, position)
+    other_gap = _gap_at(other.logits, position)
     return Difference(
         position=position,
         token_id=ids[position],
@@ -253,6 +315,10 @@ def describe(found: Difference) -> str:
         f"position {found.position}: id {found.token_id} here (top-2 gap {gaps[0]}), {found.reference_token_id} in "
         f"llama.cpp (top-2 gap {gaps[1]}, {margin})"
     )
+
+
+def _gap_at(logits: F32, position: int) -> float:
+    return float(top2_gap(logits[position][None])[0])
 
 
 def top2_gap(logits: F32) -> F64:
@@ -294,16 +360,20 @@ def _apply_bitwise(spec: Any, evidence: Evidence) -> CheckResult:
     return final_logits_bitwise_equal(spec, engine.logits[0], engine.final_logits[spec.against])
 
 
-def _apply_equal(spec: Any, evidence: Evidence) -> CheckResult:
+def _apply_equal(spec: Any, evidence: Evidence | IdsEvidence) -> CheckResult:
     if evidence.comparison is None:
         return not_measured(spec, evidence.missing)
-    return generated_token_ids_equal(spec, evidence.engine.token_ids, evidence.comparison)
+    return generated_token_ids_equal(spec, _ids(evidence), evidence.comparison)
 
 
-def _apply_same_hash(spec: Any, evidence: Evidence) -> CheckResult:
+def _apply_same_hash(spec: Any, evidence: Evidence | IdsEvidence) -> CheckResult:
     if spec.against not in evidence.other_hashes:
         return not_measured(spec, f"{spec.against} gave no tokens on this backend")
-    return same_hash_at_both_n_ctx(spec, evidence.engine.token_ids, evidence.other_hashes[spec.against])
+    return same_hash_at_both_n_ctx(spec, _ids(evidence), evidence.other_hashes[spec.against])
+
+
+def _ids(evidence: Evidence | IdsEvidence) -> Sequence[int]:
+    return evidence.token_ids if isinstance(evidence, IdsEvidence) else evidence.engine.token_ids
 
 
 def _apply_oracle(spec: Any, evidence: Evidence) -> CheckResult:
@@ -312,13 +382,16 @@ def _apply_oracle(spec: Any, evidence: Evidence) -> CheckResult:
     return oracle_nmse(spec, evidence.engine.logits, evidence.reference.forced_logits, evidence.oracle)
 
 
+_APPLY_TO_IDS: dict[type, Callable[[Any, Any], CheckResult]] = {
+    specs.FinalGreedyTokenId: lambda spec, e: final_greedy_token_id(spec, _ids(e)[0]),
+    specs.GeneratedTokenIdsHash: lambda spec, e: generated_token_ids_le64_sha256(spec, _ids(e)),
+    specs.GeneratedTokenIdsEqual: _apply_equal,
+    specs.SameHashAtBothNCtx: _apply_same_hash,
+}
 _APPLY: dict[type, Callable[[Any, Evidence], CheckResult]] = {
     specs.FinalLogitsBitwiseEqual: _apply_bitwise,
     specs.FinalLogitsHash: lambda spec, e: final_logits_le32_sha256(spec, e.engine.logits[0]),
-    specs.FinalGreedyTokenId: lambda spec, e: final_greedy_token_id(spec, e.engine.token_ids[0]),
-    specs.GeneratedTokenIdsHash: lambda spec, e: generated_token_ids_le64_sha256(spec, e.engine.token_ids),
-    specs.GeneratedTokenIdsEqual: _apply_equal,
-    specs.SameHashAtBothNCtx: _apply_same_hash,
+    **_APPLY_TO_IDS,
     specs.OracleNmse: _apply_oracle,
     specs.LowestIdOnTie: lambda spec, e: lowest_id_on_tie(spec, *e.engine.tie),
 }

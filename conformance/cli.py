@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +19,32 @@ from conformance.bench import commands as bench_commands
 from conformance.bench.ablation import AblationRecord
 from conformance.bench.ops import OpsRecord
 from conformance.bench.records import BenchRecord
-from conformance.command_line import Backends, CacheDir, Names, environment_errors, fail, known_backends
+from conformance.command_line import (
+    Backends,
+    CacheDir,
+    Names,
+    Subjects,
+    environment_errors,
+    fail,
+    known_backends,
+    known_subjects,
+)
 from conformance.errors import ConformanceError
 from conformance.fixtures import fresh_model
 from conformance.gate import Outcome, judge
+from conformance.gate_output import (
+    append_summary,
+    github_annotations,
+    github_command,
+    github_plain,
+    junit_of_error,
+    write_junit,
+)
+from conformance.gate_output import junit as junit_xml
 from conformance.hostile import verdicts
 from conformance.llama_builds import LlamaBuilds
 from conformance.models import PRESETS, make_model
+from conformance.publishing.pages import stale_pages
 from conformance.records import DEFAULT_FOLDER, Record, claimed, read_records
 from conformance.report import render
 from conformance.runner import Runner, engine_name
@@ -68,6 +87,7 @@ def run(
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the records.")] = DEFAULT_FOLDER,
     backend: Backends = None,
+    subject: Subjects = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Run scenarios and the negative controls, write one record per scenario and engine, print the table.
@@ -78,25 +98,29 @@ def run(
     with environment_errors():
         backends = known_backends(backend)
         files = select_scenarios(scenarios or [])
+        subjects = known_subjects(subject, files)
         if llama_cpp and cuda_arch:
             raise ConformanceError("--llama-cpp takes a build as it is: --cuda-arch does not apply to it")
         options = BuildOptions(source=source, llama_cpp=llama_cpp, cache_dir=cache_dir)
         records: list[Record] = []
-        with claimed(out), show_progress() as progress, _table_in_any_case(records, files, backends):
+        with claimed(out), show_progress() as progress, _table_in_any_case(records, files, backends, subjects):
             builds = LlamaBuilds(options, tuple(cuda_arch or ()), progress)
-            for record in Runner(builds.open, out, progress, backends, cache_dir).records(files):
+            runner = Runner(builds.open, out, progress, backends, cache_dir, extra=subjects)
+            for record in runner.records(files):
                 records.append(record)
-    raise typer.Exit(judge(records, files, backends).outcome)
+    raise typer.Exit(judge(records, files, backends, subjects=subjects).outcome)
 
 
 @contextmanager
-def _table_in_any_case(records: list[Record], files: Sequence[ScenarioFile], backends: Sequence[str]) -> Iterator[None]:
+def _table_in_any_case(
+    records: list[Record], files: Sequence[ScenarioFile], backends: Sequence[str], subjects: Mapping[str, str | None]
+) -> Iterator[None]:
     """Print the table of `records` after the context, also where that ends early."""
     try:
         yield
     finally:
         if records:
-            typer.echo(render(records, files, judge(records, files, backends)))
+            typer.echo(render(records, files, judge(records, files, backends, subjects=subjects)))
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -107,15 +131,42 @@ def gate(
         typer.Option("--scenario", help="Scenario that must have passed; repeat for more [default: as for run]."),
     ] = None,
     backend: Backends = None,
+    subject: Subjects = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML, too.")
+    ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Print annotations for GitHub Actions, too, and add to the job's summary.")
+    ] = False,
 ) -> None:
     """Read records and judge them; no record at all is "not measured"."""
-    with environment_errors():
+    with environment_errors(), _shown_to_ci(junit, github):
         files = select_scenarios(scenario or [])
         backends = known_backends(backend)
         records = read_records(folder)
-    judgement = judge(records, files, backends)
-    typer.echo(render(records, files, judgement))
+        judgement = judge(records, files, backends, subjects=known_subjects(subject, files))
+        if junit:
+            write_junit(junit, junit_xml(judgement))
+        if github:
+            append_summary(judgement)
+    table = render(records, files, judgement)
+    typer.echo(github_plain(table) if github else table)
+    for line in github_annotations(judgement) if github else ():
+        typer.echo(line)
     raise typer.Exit(judgement.outcome)
+
+
+@contextmanager
+def _shown_to_ci(junit: Path | None, github: bool) -> Iterator[None]:
+    """Say where CI looks for it, too, why records cannot be judged."""
+    try:
+        yield
+    except (ConformanceError, OSError) as error:
+        if github:
+            typer.echo(github_command("error", "records cannot be judged", str(error)))
+        if junit:
+            write_junit(junit, junit_of_error(str(error)))
+        raise
 
 
 @app.command("list")
@@ -198,6 +249,22 @@ def corpus(
             differing.append(f"{id_}: llama.cpp {theirs.verdict}, recorded is {recorded}")
     typer.echo("\n".join([*differing, f"{len(found.cases)} files, {len(differing)} not as expected"]))
     raise typer.Exit(Outcome.MISMATCH if differing else Outcome.MATCH)
+
+
+@app.command(epilog="Exit code: 0 written or up to date, 1 with --check a page is not, 3 records cannot be read.")
+def report(
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing, name the pages that are not up to date.")
+    ] = False,
+) -> None:
+    """Write the tables made of results/ into the README and the docs of the checkout in the working folder."""
+    with environment_errors():
+        stale = list(stale_pages(Path()))
+        for path, text in stale:
+            typer.echo(f"{path}: {'not up to date, run `nox -s report`' if check else 'written'}")
+            if not check:
+                path.write_text(text, encoding="utf-8")
+    raise typer.Exit(Outcome.MISMATCH if check and stale else Outcome.MATCH)
 
 
 @app.command()

@@ -24,5 +24,17 @@ class RecordError(ConformanceError):
     """A record cannot be read, or is of another schema version."""
 
 
+class SubjectError(ConformanceError):
+    """Another engine answered something that is no answer, or stopped."""
+
+
+class SubjectTimeoutError(SubjectError):
+    """Another engine did not answer in time."""
+
+
+class SubjectUnreachableError(SubjectError):
+    """Another engine is not there; it is not measured."""
+
+
 class BaselineUnavailableError(ConformanceError):
     """This machine cannot run llama.cpp on the device that a scenario asks for; the scenario is not measured."""

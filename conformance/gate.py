@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from conformance.checks import labels_for
 from conformance.records import Output, Record
-from conformance.runner import CONTROL_NAMES, baseline_name, control_name, engine_name
-from conformance.scenario import Scenario, ScenarioFile, SmallestTop2Gap
+from conformance.runner import CONTROL_NAMES, baseline_name, control_name, engine_name, subject_name
+from conformance.scenario import Scenario, ScenarioFile
 from engine.generate import token_ids_le64_sha256
 
 
@@ -33,9 +34,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All findings; no finding means that everything asked for was measured and matches."""
+    """All findings; no finding means that everything asked for was measured and matches.
+
+    asked: scenario and engine of every record that was asked for.
+    """
 
     findings: tuple[Finding, ...]
+    asked: tuple[tuple[str, str], ...]
 
     @property
     def outcome(self) -> Outcome:
@@ -53,8 +58,9 @@ def judge(
     files: Sequence[ScenarioFile],
     backends: Sequence[str],
     controls: Sequence[str] = CONTROL_NAMES,
+    subjects: Collection[str] = (),
 ) -> Judgement:
-    """Judge the records of `files` on the backends asked for; other records and backends have no say.
+    """Judge the records of `files` on the backends and of the subjects asked for; other records have no say.
 
     Every scenario needs a record of llama.cpp and of each backend asked for that it is for; those with `controls` one
     of each control, too, and of the backend they are compared with. One that is for none of the backends asked for
@@ -62,17 +68,20 @@ def judge(
     """
     by_key = {(record.scenario, record.engine): record for record in records}
     findings: list[Finding] = []
+    asked: list[tuple[str, str]] = []
     for file in files:
         wanted = file.scenario.backends_to_run(backends, controls) or file.scenario.backends
         llama_cpp = baseline_name(file.scenario.baseline)
         names = [llama_cpp, *map(engine_name, wanted)]
         names += map(control_name, controls) if file.scenario.controls else []
+        names += [subject_name(subject.name) for subject in file.scenario.subjects if subject.name in subjects]
         baseline = by_key.get((file.scenario.name, llama_cpp))
+        asked += [(file.scenario.name, name) for name in names]
         for name in names:
             record = by_key.get((file.scenario.name, name))
             for outcome, text in _judge_record(record, file, baseline):
                 findings.append(Finding(file.scenario.name, name, outcome, text))
-    return Judgement(tuple(findings))
+    return Judgement(tuple(findings), tuple(asked))
 
 
 def _judge_record(record: Record | None, file: ScenarioFile, baseline: Record | None) -> Iterator[tuple[Outcome, str]]:
@@ -83,7 +92,7 @@ def _judge_record(record: Record | None, file: ScenarioFile, baseline: Record | 
     elif record.role == "control":
         yield from _judge_control(record)
     elif record.status != "ok":
-        is_fault = record.role == "engine" and record.status != "not_measured"
+        is_fault = record.role in ("engine", "subject") and record.status != "not_measured"
         yield Outcome.MISMATCH if is_fault else Outcome.NOT_MEASURED, f"{record.status}: {record.reason}"
     else:
         yield from _judge_checks(record, file.scenario)
@@ -107,9 +116,7 @@ def _judge_checks(record: Record, scenario: Scenario) -> Iterator[tuple[Outcome,
         elif not check.passed:
             found = f"{check.name}: found {check.value}, limit {check.limit} {check.unit}"
             yield Outcome.MISMATCH, f"{found}; {check.detail}" if check.detail else found
-    is_baseline = record.role == "baseline"
-    wanted = {c.label for c in scenario.checks if isinstance(c, SmallestTop2Gap) == is_baseline}
-    for label in sorted(wanted - {check.name for check in record.checks}):
+    for label in sorted(labels_for(scenario.checks, record.role) - {check.name for check in record.checks}):
         yield Outcome.NOT_MEASURED, f"{label}: not in the record"
 
 

@@ -43,15 +43,28 @@ class Timings(Data):
     prepare_time_ns: int | None = None
 
 
+class RequestTimes(Data):
+    """One request to another engine: the client's clock, and what the other side states, None where it does not."""
+
+    client_wall_time_ns: int
+    server_prompt_time_ns: int | None
+    server_generation_time_ns: int | None
+
+
 class Output(Data):
-    """What an engine generated. smallest_top2_gap is in logits, at generated position smallest_top2_gap_position."""
+    """What an engine generated. smallest_top2_gap is in logits, at generated position smallest_top2_gap_position.
+
+    top2_gaps: that of every position; None in older records and where one is not finite. Another engine gives ids
+    alone: what would be of its logits is None.
+    """
 
     generated_token_ids: list[int]
     generated_token_ids_le64_sha256: Sha256
-    final_logits_le32_sha256: Sha256
+    final_logits_le32_sha256: Sha256 | None
     final_greedy_token_id: int
     smallest_top2_gap: float | None
-    smallest_top2_gap_position: int
+    smallest_top2_gap_position: int | None
+    top2_gaps: list[float] | None = None
 
 
 class Record(Data):
@@ -63,7 +76,7 @@ class Record(Data):
     scenario: str
     scenario_version: Sha256
     engine: str
-    role: Literal["engine", "baseline", "control"]
+    role: Literal["engine", "baseline", "control", "subject"]
     status: RecordStatus
     reason: str | None
     log_tail: list[str]
@@ -77,6 +90,7 @@ class Record(Data):
     checks: list[CheckResult] = Field(default_factory=list)
     caught_by: list[str] | None = None
     timings: Timings | None = None
+    request_times: list[RequestTimes] = Field(default_factory=list)
     peak_memory_n_bytes: int | None = None
     peak_device_memory_n_bytes: int | None = None
 

@@ -9,8 +9,8 @@ from tabulate import tabulate
 
 from conformance.gate import Judgement, Outcome
 from conformance.records import Record
-from conformance.runner import baseline_name, engine_name
-from conformance.scenario import ScenarioFile
+from conformance.runner import baseline_name, engine_name, subject_name
+from conformance.scenario import Scenario, ScenarioFile
 
 _HEADERS = ("scenario", "engine", "tokens", "token hash", "logits hash", "smallest gap", "verdict")
 _N_HASH = 12
@@ -26,11 +26,7 @@ def render(records: Sequence[Record], files: Sequence[ScenarioFile], judgement: 
     versions = {file.scenario.name: file.version for file in files}
     records = [record for record in records if versions.get(record.scenario) == record.scenario_version]
     by_key = {(record.scenario, record.engine): record for record in records}
-    engines = [
-        (file, name, by_key.get((file.scenario.name, name)))
-        for file in files
-        for name in (baseline_name(file.scenario.baseline), *map(engine_name, file.scenario.backends))
-    ]
+    engines = [(file, name, by_key.get((file.scenario.name, name))) for file in files for name in _names(file.scenario)]
     rows = [_engine_row(file, name, record, judgement) for file, name, record in engines]
     controls = [record for record in records if record.role == "control"]
     parts = [
@@ -43,13 +39,19 @@ def render(records: Sequence[Record], files: Sequence[ScenarioFile], judgement: 
     return "\n".join([*parts, *_findings(judgement)])
 
 
+def _names(scenario: Scenario) -> Iterator[str]:
+    yield baseline_name(scenario.baseline)
+    yield from map(engine_name, scenario.backends)
+    yield from (subject_name(subject.name) for subject in scenario.subjects)
+
+
 def _engine_row(file: ScenarioFile, name: str, record: Record | None, judgement: Judgement) -> list[str]:
     verdict = _verdict(record, name, file.scenario.name, judgement)
     if record is None or record.output is None:
         return [file.scenario.name, name, "-", "-", "-", "-", verdict]
     output, n_predict = record.output, file.scenario.n_predict
     n_equal = len(output.generated_token_ids)
-    if record.role == "engine":
+    if record.role != "baseline":
         n_equal = record.comparison.n_equal if record.comparison else 0
     gap = "-" if output.smallest_top2_gap is None else f"{output.smallest_top2_gap:.4f}"
     hashes = (output.generated_token_ids_le64_sha256, output.final_logits_le32_sha256)
@@ -57,7 +59,7 @@ def _engine_row(file: ScenarioFile, name: str, record: Record | None, judgement:
         file.scenario.name,
         name,
         f"{n_equal}/{n_predict}",
-        *(text[:_N_HASH] for text in hashes),
+        *("-" if text is None else text[:_N_HASH] for text in hashes),
         gap,
         verdict,
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,12 +19,14 @@ from conformance import checks
 from conformance.checks import F32, CheckResult, Comparison, Evidence, Reference
 from conformance.controls import CONTROLS
 from conformance.errors import BaselineUnavailableError
+from conformance.extra_subject import ExtraResult, run_extra_subject
 from conformance.fixtures import ensure_model, identify
 from conformance.gpu import DeviceMemoryMeter
+from conformance.http_json import is_loopback
 from conformance.machine import these_versions, this_machine, without_paths
 from conformance.oracle import F64, Oracle
 from conformance.records import Output, Record, Timings, remove_records, write_record
-from conformance.scenario import CONTROL_BACKEND, BaselineFlags, OracleNmse, Scenario, ScenarioFile
+from conformance.scenario import CONTROL_BACKEND, BaselineFlags, ExtraSubject, OracleNmse, Scenario, ScenarioFile
 from conformance.subject import (
     Measurement,
     ReportProgress,
@@ -54,6 +56,11 @@ def engine_name(backend: str) -> str:
 def control_name(control: str) -> str:
     """Return the name of a negative control in records and tables."""
     return f"control-{control}"
+
+
+def subject_name(subject: str) -> str:
+    """Return the name of another engine, called `subject` in its scenario, in records and tables."""
+    return f"subject-{subject}"
 
 
 class Baseline(Protocol):
@@ -87,7 +94,8 @@ class Runner:
     """Runs scenarios one after the other; the only state is what later scenarios may reuse.
 
     out: folder of the records. backends: those asked for; the others are recorded as not measured, but for the one
-    that the controls, given by their names, are compared with.
+    that the controls, given by their names, are compared with. extra: the other engines asked for, by their names in
+    the scenario, with an address in place of the scenario's own or None.
     """
 
     open_baseline: OpenBaseline
@@ -97,6 +105,7 @@ class Runner:
     cache: Path | None = None
     subject: RunSubject = run_subject
     controls: Sequence[str] = CONTROL_NAMES
+    extra: Mapping[str, str | None] = field(default_factory=dict)
     _models: dict[str, Path] = field(default_factory=dict)
     _oracle: tuple[tuple[str, tuple[int, ...]], F64] | None = None
     _hashes: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -121,7 +130,7 @@ class Runner:
         wanted = file.scenario.backends_to_run(self.backends, self.controls)
         llama = self._open_baseline(file.scenario, wanted)
         if isinstance(llama, str) and not any(why_unavailable(backend) is None for backend in wanted):
-            return self._run_nothing(file, llama)  # and make no model
+            return self._run_nothing(file, wanted, llama)  # and make no model
         return self._run_engines(file, wanted, llama)
 
     def _open_baseline(self, scenario: Scenario, wanted: Sequence[str]) -> Baseline | str:
@@ -133,10 +142,13 @@ class Runner:
         except BaselineUnavailableError as error:
             return str(error)
 
-    def _run_nothing(self, file: ScenarioFile, why_no_baseline: str) -> Iterator[Record]:
+    def _run_nothing(self, file: ScenarioFile, wanted: Sequence[str], why_no_baseline: str) -> Iterator[Record]:
         yield self._unmeasured_baseline(file, why_no_baseline).record
         for backend in file.scenario.backends:
             yield self._unmeasured_engine(file, backend)
+        why = "neither llama.cpp nor our engine can run this scenario here" if wanted else why_no_baseline
+        for spec in file.scenario.subjects:
+            yield self._unmeasured_subject(file, spec, why)
 
     def _run_engines(self, file: ScenarioFile, wanted: Sequence[str], llama: Baseline | str) -> Iterator[Record]:
         sha256 = file.scenario.model.sha256
@@ -153,6 +165,8 @@ class Runner:
             yield engines[backend]
         for name in self.controls if file.scenario.controls else ():
             yield self._run_control(file, name, baseline, engines[CONTROL_BACKEND])
+        for spec in file.scenario.subjects:
+            yield self._run_subject(file, spec, baseline)
 
     def _unmeasured_baseline(self, file: ScenarioFile, why: str) -> BaselineRun:
         name = baseline_name(file.scenario.baseline)
@@ -162,6 +176,10 @@ class Runner:
         """Say why a backend was not measured; first of all, whether it could have been."""
         why = why_unavailable(backend) or f"not asked for: add --backend {backend}"
         return self._record(file, engine_name(backend), "engine", "not_measured", reason=why)
+
+    def _unmeasured_subject(self, file: ScenarioFile, spec: ExtraSubject, why: str) -> Record:
+        why = why if spec.name in self.extra else f"not asked for: add --subject {spec.name}"
+        return self._record(file, subject_name(spec.name), "subject", "not_measured", reason=why)
 
     def _run_baseline(self, file: ScenarioFile, llama: Baseline) -> BaselineRun:
         """Run llama.cpp with the prompt in one batch, and again token by token: how far does it agree with itself?"""
@@ -208,6 +226,48 @@ class Runner:
         passed = {check.name for check in right.checks if check.passed}
         caught_by = [check.name for check in results if check.passed is False and check.name in passed]
         return record.model_copy(update={"checks": results, "caught_by": caught_by})
+
+    def _run_subject(self, file: ScenarioFile, spec: ExtraSubject, baseline: BaselineRun) -> Record:
+        """Ask another engine, if the run names it, and check its ids."""
+        if spec.name not in self.extra:
+            return self._unmeasured_subject(file, spec, "")
+        name, url = subject_name(spec.name), self.extra[spec.name]
+        self.progress.step(f"{file.scenario.name}: {name}")
+        found = run_extra_subject(spec, url, file, self._models[file.scenario.model.sha256])
+        record = self._record(
+            file,
+            name,
+            "subject",
+            found.status,
+            reason=found.reason,
+            log_tail="" if found.status == "ok" else found.log_tail,
+            requested=_requested_of_subject(spec, url, file.scenario),
+            effective=found.effective,
+        )
+        if not found.answers:
+            return record
+        evidence = self._ids_evidence(file, name, found, baseline)
+        self._hashes.setdefault(name, {})[file.scenario.name] = token_ids_le64_sha256(evidence.token_ids)
+        update = {
+            "output": _ids_output(found.answers[0].token_ids),
+            "comparison": evidence.comparison,
+            "request_times": [answer.times for answer in found.answers],
+            "checks": checks.evaluate_ids(file.scenario.checks, evidence),
+        }
+        return record.model_copy(update=update)
+
+    def _ids_evidence(
+        self, file: ScenarioFile, name: str, found: ExtraResult, baseline: BaselineRun
+    ) -> checks.IdsEvidence:
+        """Bring together what the checks on ids look at."""
+        first, second = (answer.token_ids for answer in found.answers)
+        result, theirs = baseline.result, baseline.record
+        comparison = None
+        if result is not None and result.logits is not None:
+            reference = Reference(result.token_ids, result.logits, result.logits)
+            comparison = checks.compare_ids(theirs.engine, first, reference, file.scenario.margin)
+        missing = f"{theirs.engine}: {theirs.reason}"
+        return checks.IdsEvidence(first, second, self._hashes.get(name, {}), comparison, missing)
 
     def _measure(
         self,
@@ -288,7 +348,7 @@ class Runner:
         self,
         file: ScenarioFile,
         name: str,
-        role: Literal["engine", "baseline", "control"],
+        role: Literal["engine", "baseline", "control", "subject"],
         status: str,
         *,
         reason: str | None,
@@ -412,7 +472,33 @@ def _output(token_ids: list[int], logits: F32) -> Output:
         final_greedy_token_id=int(np.argmax(logits[0])),
         smallest_top2_gap=float(gaps[position]) if np.isfinite(gaps[position]) else None,
         smallest_top2_gap_position=position,
+        top2_gaps=gaps.tolist() if np.isfinite(gaps).all() else None,
     )
+
+
+def _ids_output(token_ids: list[int]) -> Output:
+    """Return the output of an engine that gives no logits."""
+    return Output(
+        generated_token_ids=token_ids,
+        generated_token_ids_le64_sha256=token_ids_le64_sha256(token_ids),
+        final_logits_le32_sha256=None,
+        final_greedy_token_id=token_ids[0],
+        smallest_top2_gap=None,
+        smallest_top2_gap_position=None,
+    )
+
+
+def _requested_of_subject(spec: ExtraSubject, url: str | None, scenario: Scenario) -> dict[str, Any]:
+    """Describe a request to another engine for the record, which names no hosts."""
+    address = url or spec.url
+    return {
+        "api": spec.api,
+        "command": None if spec.command is None else list(spec.command),
+        "server": None if address is None else "this machine" if is_loopback(address) else "another machine",
+        "n_prompt": len(scenario.prompt_token_ids),
+        "n_predict": scenario.n_predict,
+        "n_ctx": scenario.n_ctx,
+    }
 
 
 def why_unavailable(backend: str) -> str | None:

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conformance.errors import ScenarioError
+from conformance.http_json import is_loopback
 from engine.errors import shown
 from engine.generate import MAX_N_CTX, MAX_N_THREADS, PrefillMode
 
@@ -30,6 +31,7 @@ _TEXT, _SEQUENCE, _MAPPING = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "s
 _TAGS = {_TEXT, *(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))}
 Size = Annotated[int, Field(ge=1, lt=1 << 31)]
 """A number that llama.cpp reads into an int."""
+_NAME = "^[a-z0-9][a-z0-9._-]*$"
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -75,6 +77,29 @@ class BaselineFlags(Data):
     def device(self) -> Literal["cpu", "cuda"]:
         """What llama.cpp runs on."""
         return "cuda" if self.n_gpu_layers else "cpu"
+
+
+class ExtraSubject(Data):
+    """Another engine that is asked, too, if a run names it: a command, or a server.
+
+    command: program and arguments, started in the scenario's folder. url: of a server on this machine; null, or for one
+    elsewhere, the run gives the address.
+    """
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    api: Literal["command", "llama-server", "openai"]
+    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _one_address(self) -> ExtraSubject:
+        if (self.api == "command") != (self.command is not None):
+            raise ValueError("expected command with api: command, and only there")
+        if self.command is not None and self.url is not None:
+            raise ValueError("expected either command or url")
+        if self.url is not None and not is_loopback(self.url):
+            raise ValueError(f"url: {shown(self.url)} is not this machine, give it with --subject {self.name}=URL")
+        return self
 
 
 class _Check(Data):
@@ -170,10 +195,11 @@ class Scenario(Data):
     Lengths are in tokens, deadline_s in seconds per process. n_ctx is a multiple of 256, to which llama.cpp rounds it
     up. n_threads: those of our NumPy backend. vram_budget_n_bytes: hard limit on the device memory of our CUDA
     backend, null for none. prefill: the first mode is that of the generation, the others repeat the prompt only.
-    controls: whether the negative controls run here. default: whether a run that names no scenario has this one.
+    controls: whether the negative controls run here. subjects: other engines to ask. default: whether a run that names
+    no scenario has this one.
     """
 
-    name: Annotated[str, Field(pattern="^[a-z0-9][a-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=_NAME)]
     asks: Annotated[str, Field(min_length=1)]
     default: bool
     model: ModelRef
@@ -190,6 +216,7 @@ class Scenario(Data):
     controls: bool
     deadline_s: Annotated[float, Field(gt=0)]
     checks: Annotated[tuple[CheckSpec, ...], Field(min_length=1)]
+    subjects: tuple[ExtraSubject, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
@@ -202,6 +229,9 @@ class Scenario(Data):
         twice = {label for label in labels if labels.count(label) > 1}
         if twice:
             raise ValueError(f"expected each check once, found twice: {', '.join(sorted(twice))}")
+        names = [subject.name for subject in self.subjects]
+        if len(set(names)) < len(names):
+            raise ValueError("expected each subject under a name of its own")
         others = {*self.prefill[1:], "second_run"}
         for check in self.checks:
             if isinstance(check, FinalLogitsBitwiseEqual) and check.against not in others:
@@ -210,8 +240,9 @@ class Scenario(Data):
 
     @property
     def version(self) -> str:
-        """SHA256 of the content, independent of comments and layout."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """SHA256 of the content, independent of comments and layout, and of keys for which there is nothing to say."""
+        values = self.model_dump(mode="json", exclude=None if self.subjects else {"subjects"})
+        content = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
@@ -431,6 +462,8 @@ def _known_keys(keys: Sequence[str | int], data: Any) -> list[str]:
         return list(ModelRef.model_fields)
     if keys[0] == "baseline" and len(keys) > 1:
         return list(BaselineFlags.model_fields)
+    if keys[0] == "subjects" and len(keys) > 2:
+        return list(ExtraSubject.model_fields)
     if keys[0] == "checks" and len(keys) > 2:
         kind = (data["checks"][keys[1]]["check"],)
         fields = [subclass.model_fields for subclass in _Check.__subclasses__()]

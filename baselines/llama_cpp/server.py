@@ -84,17 +84,8 @@ class LlamaServer:
 
         A server that gave no answer in time is ended: it may still be at work when the next one is asked for.
         """
-        body = {
-            "prompt": list(prompt_ids),
-            "n_predict": n_predict,
-            "temperature": 0.0,
-            "samplers": ["temperature"],
-            "ignore_eos": True,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
         start_ns = time.perf_counter_ns()
-        answer = self._ask("/completion", body)
+        answer = self._ask("/completion", completion_body(prompt_ids, n_predict))
         wall_time_ns = time.perf_counter_ns() - start_ns
         return parse_completion(answer, self._alias, len(prompt_ids), n_predict, wall_time_ns)
 
@@ -180,6 +171,11 @@ def parse_completion(answer: bytes, alias: str, n_prompt: int, n_predict: int, w
     """Read a /completion answer; raises AnswerError unless this server did all that was asked for."""
     found = parse_answer(ServerCompletion, answer, PROGRAM)
     _require_alias(found.model, alias)
+    return checked_completion(found, n_prompt, n_predict, wall_time_ns)
+
+
+def checked_completion(found: ServerCompletion, n_prompt: int, n_predict: int, wall_time_ns: int) -> Completion:
+    """Return what a /completion answer says; raises AnswerError unless all that was asked for was done."""
     if found.timings.prompt_n != n_prompt:
         raise AnswerError(f"{PROGRAM} processed {found.timings.prompt_n} prompt tokens of {n_prompt}")
     require_n_tokens(found.tokens, n_predict, PROGRAM)
@@ -196,6 +192,19 @@ def parse_completion(answer: bytes, alias: str, n_prompt: int, n_predict: int, w
 def _require_alias(found: str, alias: str) -> None:
     if found != alias:
         raise AnswerError(f"another program answers on {PROGRAM}'s port: its model is called {found!r}: try again")
+
+
+def completion_body(prompt_ids: Sequence[int], n_predict: int) -> dict[str, Any]:
+    """Return a /completion request: greedy, n_predict ids after prompt_ids whatever they are, nothing from a cache."""
+    return {
+        "prompt": list(prompt_ids),
+        "n_predict": n_predict,
+        "temperature": 0.0,
+        "samplers": ["temperature"],
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
 
 
 def _free_port() -> int:

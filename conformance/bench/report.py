@@ -11,7 +11,7 @@ from baselines.published import published_rows
 from conformance.bench.derive import tokens_verdict
 from conformance.bench.records import BenchComparison, BenchRecord, Figure, Metric, SubjectRecord
 
-_LABELS: dict[Metric, str] = {
+METRIC_LABELS: dict[Metric, str] = {
     "decode": "decode",
     "prefill_layer_major": "prompt, batched",
     "prefill_token_major": "prompt, token by token",
@@ -60,7 +60,7 @@ def _speed_rows(record: BenchRecord) -> Iterator[tuple[str, ...]]:
     for subject in record.subjects:
         figures = [figure for figure in record.figures if figure.subject == subject.name]
         for figure in figures:
-            yield (record.scenario, subject.name, _LABELS[figure.metric], *_speeds(figure), str(figure.n_samples))
+            yield (record.scenario, subject.name, METRIC_LABELS[figure.metric], *_speeds(figure), str(figure.n_samples))
         if not figures:
             yield (record.scenario, subject.name, "no speed: see below", *("-",) * 5)
 
@@ -76,9 +76,9 @@ def _speeds(figure: Figure) -> tuple[str, str, str, str]:
 def _comparison_row(record: BenchRecord, row: BenchComparison) -> tuple[str, ...]:
     names = f"{row.engine} / {row.baseline}"
     if row.ratio is None:
-        return record.scenario, _LABELS[row.metric], names, "-", "-", row.verdict
+        return record.scenario, METRIC_LABELS[row.metric], names, "-", "-", row.verdict
     interval = f"{row.interval_low:.3f} to {row.interval_high:.3f}"
-    return record.scenario, _LABELS[row.metric], names, f"{row.ratio:.3f}", interval, row.verdict
+    return record.scenario, METRIC_LABELS[row.metric], names, f"{row.ratio:.3f}", interval, row.verdict
 
 
 def _cold_rows(record: BenchRecord) -> Iterator[tuple[str, ...]]:
@@ -104,7 +104,7 @@ def _notes(record: BenchRecord) -> Iterator[str]:
     whys: dict[tuple[str, str, str], list[str]] = {}
     for row in record.comparisons:
         if row.verdict in ("INVALID", "UNDECIDED"):
-            whys.setdefault((row.baseline, row.verdict, row.reason), []).append(_LABELS[row.metric])
+            whys.setdefault((row.baseline, row.verdict, row.reason), []).append(METRIC_LABELS[row.metric])
     for (baseline, verdict, reason), metrics in whys.items():
         lines.append(f"{record.scenario}, {'; '.join(metrics)} against {baseline}: {verdict}: {reason}")
     lines += [f"{record.scenario}: {what} not measured: {why}" for what, why in record.not_measured.items()]

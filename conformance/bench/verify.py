@@ -48,6 +48,7 @@ _PASSES: dict[str, Callable[[Any, Any], bool]] = {
     "generated_token_ids_le64_sha256": lambda value, limit: value == limit,
     "generated_token_ids_equal": lambda value, limit: value == limit,
     "same_hash_at_both_n_ctx": lambda value, limit: value == limit,
+    "second_run_token_ids_equal": lambda value, limit: value == limit,
     "lowest_id_on_tie": lambda value, limit: value == limit,
     "smallest_top2_gap": lambda value, limit: value >= limit,
     "oracle_nmse": lambda value, limit: value <= limit,
@@ -212,8 +213,12 @@ def _output(record: Record) -> Iterator[str]:
         yield f"output.generated_token_ids: have the hash {digest}, {output.generated_token_ids_le64_sha256} is given"
     if ids and output.final_greedy_token_id != ids[0]:
         yield f"output.final_greedy_token_id: {output.final_greedy_token_id}, the first generated id is {ids[0]}"
-    if not 0 <= output.smallest_top2_gap_position < len(ids):
-        yield f"output.smallest_top2_gap_position: {output.smallest_top2_gap_position} of {len(ids)} ids"
+    position = output.smallest_top2_gap_position
+    if (record.role == "subject") != (position is None) or (position is not None and not 0 <= position < len(ids)):
+        yield f"output.smallest_top2_gap_position: {position} of {len(ids)} ids"
+    gaps = output.top2_gaps
+    if gaps is not None and (len(gaps) != len(ids) or min(gaps) != output.smallest_top2_gap):
+        yield f"output.top2_gaps: {len(gaps)} of {len(ids)} ids, smallest {min(gaps, default=None)}"
     values = {
         "final_logits_le32_sha256": output.final_logits_le32_sha256,
         "final_greedy_token_id": output.final_greedy_token_id,

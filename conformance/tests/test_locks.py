@@ -13,6 +13,8 @@ LOCKS = {
     "build": ("build",),
     "build-dev": ("build", "dev"),
     "cuda13-dev": ("cuda13", "dev"),
+    "dev-docs": ("dev", "docs"),
+    "browser-dev-docs": ("browser", "dev", "docs"),
 }
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==\S+", re.MULTILINE)
 

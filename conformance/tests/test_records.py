@@ -17,6 +17,7 @@ from conformance.records import (
     ModelIdentity,
     Output,
     Record,
+    RequestTimes,
     Timings,
     json_schema,
     read_record,
@@ -27,7 +28,10 @@ from conformance.records import (
 )
 
 RESULTS = Path(__file__).parents[2] / "results"
-MODELS = (Record, Output, Timings, ModelIdentity, Comparison, Difference, CheckResult, Machine, Gpu, Versions)
+MODELS = (
+    *(Record, Output, Timings, RequestTimes, ModelIdentity, Comparison, Difference, CheckResult, Machine, Gpu),
+    Versions,
+)
 
 
 def test_a_record_is_read_back_as_it_was_written(records: list[Record], tmp_path: Path) -> None:

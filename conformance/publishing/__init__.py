@@ -1,0 +1,1 @@
+"""From records to pages: tables and pictures of what is in results/, and nothing that is not."""
