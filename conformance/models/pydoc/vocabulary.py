@@ -14,13 +14,16 @@ N_VOCAB = 2048
 END_OF_TEXT = "<|endoftext|>"
 
 
-def learn_vocabulary(texts: Iterable[str]) -> Tokenizer:
-    """Learn N_VOCAB tokens from `texts`: 256 bytes, merges by frequency, END_OF_TEXT as the last id."""
+def learn_vocabulary(texts: Iterable[str], n_vocab: int = N_VOCAB) -> Tokenizer:
+    """Learn `n_vocab` tokens from `texts`: 256 bytes, merges by frequency, END_OF_TEXT as the last id.
+
+    A short text gives fewer, when it has nothing left to merge.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = word_splitter()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=N_VOCAB - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=n_vocab - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([END_OF_TEXT])
