@@ -23,7 +23,7 @@ from engine.generate import PrefillMode
 DEFAULT_FOLDER = Path(__file__).parent / "scenarios"
 CONTROL_BACKEND = "numpy"
 """The backend whose ops the negative controls replace."""
-_KINDS = ("tiny", "small", "27b", None)
+_KINDS = ("tiny", "small", None, "27b")
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -268,7 +268,13 @@ def load_scenario(path: Path) -> ScenarioFile:
 def all_scenarios() -> list[ScenarioFile]:
     """Return the scenarios that come with the suite, in the order in which they run."""
     files = [load_scenario(path) for path in DEFAULT_FOLDER.glob("*.yaml")]
-    return sorted(files, key=lambda file: (_KINDS.index(file.scenario.model.kind), file.scenario.n_ctx))
+    return sorted(files, key=_place)
+
+
+def _place(file: ScenarioFile) -> tuple[int, str, int]:
+    """Order by model, small ones first, then by question, then by capacity."""
+    scenario = file.scenario
+    return _KINDS.index(scenario.model.kind), scenario.name.removesuffix(f"-c{scenario.n_ctx}"), scenario.n_ctx
 
 
 def default_scenarios() -> list[ScenarioFile]:

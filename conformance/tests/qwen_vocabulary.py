@@ -80,6 +80,12 @@ def texts(n_texts: int) -> list[str]:
     return found
 
 
+def unreachable_words(tokenizer: Any) -> list[str]:
+    """Return the tokens that no two tokens spell: whole words that the package finds in its table without merging."""
+    ranks: dict[bytes, int] = tokenizer._mergeable_ranks
+    return [token.decode() for token in ranks if len(token) > 1 and not _merges(token, ranks)]
+
+
 def _merges(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Return the pairs of tokens that `token` is merged from.
 

@@ -13,7 +13,7 @@ from conformance.models.pydoc.compare import agreement, engine_logits, transform
 from conformance.models.pydoc.convert import read_checkpoint, write_model_file
 from conformance.models.pydoc.corpus import load_corpus
 from conformance.models.pydoc.mapping import HeadLayout, spec_of
-from conformance.models.pydoc.vocabulary import END_OF_TEXT, learn_vocabulary
+from conformance.models.pydoc.vocabulary import end_of_text_id, learn_vocabulary
 
 pytestmark = pytest.mark.transformers
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer = learn_vocabulary(load_corpus().training.values())
     tokenizer.save(str(folder / "tokenizer.json"))
-    network = build_network(network_config(tokenizer.token_to_id(END_OF_TEXT)), seed=3)
+    network = build_network(network_config(end_of_text_id(tokenizer)), seed=3)
     random = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in network.parameters():

@@ -11,7 +11,7 @@ import pytest
 from baselines.llama_cpp.build import BuildOptions, ensure_build
 from baselines.llama_cpp.progress import PlainProgress
 from baselines.llama_cpp.worker import tokenize
-from conformance.tests.qwen_vocabulary import N_VOCAB, load, qwen_keys, texts
+from conformance.tests.qwen_vocabulary import N_VOCAB, load, qwen_keys, texts, unreachable_words
 from engine.gguf.reader import open_model
 from engine.gguf.tokenizer import Tokenizer
 from engine.tests.tiny_gguf import AWKWARD, KEYS, write_gguf
@@ -40,9 +40,10 @@ def test_vocabulary_is_the_real_one(ours: Tokenizer) -> None:
 
 
 @pytest.mark.baseline
-def test_ids_equal_llama_cpp(ours: Tokenizer, model: Path) -> None:
-    expected = tokenize(ensure_build(BuildOptions(), PlainProgress(print)), model, TEXTS)
-    differing = [text for text, ids in zip(TEXTS, expected, strict=True) if ours.encode(text) != ids]
+def test_ids_equal_llama_cpp(ours: Tokenizer, theirs: Any, model: Path) -> None:
+    all_texts = [*TEXTS, *unreachable_words(theirs)]
+    expected = tokenize(ensure_build(BuildOptions(), PlainProgress(print)), model, all_texts)
+    differing = [text for text, ids in zip(all_texts, expected, strict=True) if ours.encode(text) != ids]
     assert differing == []
 
 
@@ -51,6 +52,13 @@ def test_ids_equal_the_package_s(ours: Tokenizer, theirs: Any) -> None:
     composed = [unicodedata.normalize("NFC", text) for text in TEXTS]
     differing = [text for text in composed if ours.encode(text) != theirs.encode(text)]
     assert differing == []
+
+
+def test_words_that_only_the_package_has_as_one_token(ours: Tokenizer, theirs: Any) -> None:
+    words = unreachable_words(theirs)
+    assert len(words) == 83
+    assert {len(theirs.encode(word)) for word in words} == {1}
+    assert min(len(ours.encode(word)) for word in words) > 1
 
 
 def test_decoding_gives_the_text_back(ours: Tokenizer, theirs: Any) -> None:

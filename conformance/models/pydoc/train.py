@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from conformance.models.pydoc.corpus import Corpus, load_corpus
 from conformance.models.pydoc.network import add_dropout, build_network, network_config, save_checkpoint
-from conformance.models.pydoc.vocabulary import END_OF_TEXT, learn_vocabulary
+from conformance.models.pydoc.vocabulary import end_of_text_id, learn_vocabulary
 
 __all__ = ["main"]
 
@@ -62,7 +62,7 @@ class Run:
 
     def __init__(self, settings: Settings, texts: Texts, tokenizer: Tokenizer, out: Path) -> None:
         self.settings, self.texts, self.tokenizer, self.out = settings, texts, tokenizer, out
-        config = network_config(tokenizer.token_to_id(END_OF_TEXT))
+        config = network_config(end_of_text_id(tokenizer))
         self.network = build_network(config, settings.seed).to(settings.device).train()
         add_dropout(self.network, settings.dropout)
         self.optimiser = _optimiser(self.network, settings)
@@ -191,7 +191,7 @@ def _joined(texts: Iterable[str], tokenizer: Tokenizer) -> tuple[torch.Tensor, t
     starts: list[int] = []
     for text in texts:
         starts.append(len(ids))
-        ids += [*tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id(END_OF_TEXT)]
+        ids += [*tokenizer.encode(text, add_special_tokens=False).ids, end_of_text_id(tokenizer)]
     return torch.tensor(ids), torch.tensor(starts)
 
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.gguf.tokenizer import word_splitter
 
-__all__ = ["END_OF_TEXT", "N_VOCAB", "learn_vocabulary"]
+__all__ = ["END_OF_TEXT", "N_VOCAB", "end_of_text_id", "learn_vocabulary"]
 
 N_VOCAB = 2048
 END_OF_TEXT = "<|endoftext|>"
@@ -28,3 +28,8 @@ def learn_vocabulary(texts: Iterable[str], n_vocab: int = N_VOCAB) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int:
+    """Return the id that closes every topic; raises KeyError if the vocabulary has none."""
+    return int(tokenizer.get_vocab()[END_OF_TEXT])
