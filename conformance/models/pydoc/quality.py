@@ -21,7 +21,7 @@ from baselines.llama_cpp.progress import show_progress
 from baselines.llama_cpp.worker import WorkerRequest
 from conformance.llama_builds import LlamaBuilds
 from conformance.models.pydoc.compare import engine_logits, transformers_logits
-from conformance.models.pydoc.corpus import load_corpus
+from conformance.models.pydoc.corpus import Corpus, load_corpus
 from conformance.runner import Baseline
 from engine.gguf.reader import open_model
 from engine.gguf.tokenizer import Tokenizer
@@ -52,7 +52,8 @@ def quality(logits: F32, reference: F32, next_ids: NDArray[np.int64]) -> Quality
 def main() -> None:
     """Print the table for the files of the command line."""
     given = _arguments()
-    windows = _windows(given.quantised, given.windows)
+    corpus = load_corpus()
+    windows = _windows(corpus, given.quantised, given.windows)
     inputs, next_ids = [window[:-1] for window in windows], np.array([window[1:] for window in windows]).ravel()
     reference = np.concatenate([transformers_logits(given.checkpoint, ids) for ids in inputs])
     rows = [("transformers, checkpoint", quality(reference, reference, next_ids))]
@@ -63,7 +64,9 @@ def main() -> None:
             logits = np.concatenate([run(ids) for ids in inputs])
             rows.append((name, quality(logits, reference, next_ids)))
     table = [(name, f"{found.kl:.6f}", f"{found.top1:.2%}", f"{found.loss:.4f}") for name, found in rows]
-    print(f"{len(next_ids)} positions in {len(windows)} windows of held-out text")
+    print(
+        f"{len(next_ids)} positions in {len(windows)} windows of the held-out topics of Python {corpus.python_version}"
+    )
     print(tabulate(table, headers=("engine", "mean KL, nats", "top-1", "loss, nats"), disable_numparse=True))
 
 
@@ -102,10 +105,10 @@ def _llama_logits(llama: Baseline, model: Path, ids: list[int], device: str) -> 
     return result.logits
 
 
-def _windows(model: Path, n_windows: int) -> list[list[int]]:
+def _windows(corpus: Corpus, model: Path, n_windows: int) -> list[list[int]]:
     """Return the first `n_windows` windows of N_WINDOW + 1 ids of the held-out topics, one topic after the other."""
     tokenizer = Tokenizer.from_model(open_model(model))
-    ids = [id_ for text in load_corpus().held_out.values() for id_ in tokenizer.encode(text)]
+    ids = [id_ for text in corpus.held_out.values() for id_ in tokenizer.encode(text)]
     return [ids[at : at + N_WINDOW + 1] for at in range(0, len(ids) - N_WINDOW, N_WINDOW)][:n_windows]
 
 
