@@ -19,7 +19,10 @@ pytestmark = pytest.mark.transformers
 
 N_POSITIONS = 70 + 129
 LIMIT = 1e-6
-"""NMSE per position that f16 keys and values and another order of sums may cause; measured up to 2e-7."""
+"""NMSE per position that f16 keys and values and another order of sums may cause.
+
+Measured: 4e-8 here, 1.4e-7 on a checkpoint of six training steps.
+"""
 
 LARGEST_TIE = 1e-3
 """Where the two disagree on the largest logit, transformers' two largest must be this close."""
