@@ -204,3 +204,17 @@ def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device. CUDA_EXTRA=cuda12 for CUDA 12."""
     install(session, "build", "dev", CUDA_EXTRA)
     session.run("pytest", "-m", "gpu", *session.posargs)
+
+
+@nox.session
+def train(session: nox.Session) -> None:
+    """Train the pydoc model: `-- --out DIR`; about two minutes on a GPU, needs no download but the packages."""
+    install(session, "train")
+    session.run("python", "-m", "conformance.models.pydoc.train", *session.posargs)
+
+
+@nox.session
+def oracle(session: nox.Session) -> None:
+    """Compare the engine with transformers' own Qwen3.5 on a checkpoint that both read (CPU, PyTorch)."""
+    install(session, "dev", "train")
+    session.run("pytest", "-m", "transformers", *session.posargs)

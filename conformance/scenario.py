@@ -310,7 +310,13 @@ def load_scenario(path: Path) -> ScenarioFile:
 def all_scenarios() -> list[ScenarioFile]:
     """Return the scenarios that come with the suite, in the order in which they run."""
     files = [load_scenario(path) for path in DEFAULT_FOLDER.glob("*.yaml")]
-    return sorted(files, key=lambda file: (_KINDS.index(file.scenario.model.kind), file.scenario.n_ctx))
+    return sorted(files, key=_place)
+
+
+def _place(file: ScenarioFile) -> tuple[int, str, int]:
+    """Order by model, small ones first, then by question, then by capacity."""
+    scenario = file.scenario
+    return _KINDS.index(scenario.model.kind), scenario.name.removesuffix(f"-c{scenario.n_ctx}"), scenario.n_ctx
 
 
 def default_scenarios() -> list[ScenarioFile]:

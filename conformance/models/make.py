@@ -81,7 +81,8 @@ def write_model(spec: ModelSpec, out: Path, *, sparse: bool = False, progress: P
 def _write_directory(spec: ModelSpec, plan: list[PlannedTensor], path: Path) -> None:
     """Write everything before the weights, padded to where they start."""
     writer = GGUFWriter(path, ARCH)
-    _add_hyperparameters(writer, spec)
+    name = f"Fixture {spec.name}, seed {spec.seed}, random weights"
+    add_hyperparameters(writer, spec, name, LlamaFileType.MOSTLY_Q4_K_M)
     _add_tokenizer(writer, build_vocabulary(spec.n_vocab))
     for tensor in plan:
         # the dtype argument only matters without raw_dtype; uint8 would be taken for a shape in bytes
@@ -99,10 +100,10 @@ def _write_directory(spec: ModelSpec, plan: list[PlannedTensor], path: Path) -> 
     os.truncate(path, _padded(path.stat().st_size))
 
 
-def _add_hyperparameters(writer: GGUFWriter, spec: ModelSpec) -> None:
-    """Add the keys the converter writes for a Qwen3.5 text model, in its order."""
+def add_hyperparameters(writer: GGUFWriter, spec: ModelSpec, name: str, file_type: LlamaFileType) -> None:
+    """Add the keys the converter writes for a Qwen3.5 text model, in its order; `name` is the model's."""
     writer.add_type("model")
-    writer.add_name(f"Fixture {spec.name}, seed {spec.seed}, random weights")
+    writer.add_name(name)
     writer.add_block_count(spec.n_layer + int(spec.has_mtp_block))
     writer.add_context_length(spec.n_ctx_train)
     writer.add_embedding_length(spec.n_embd)
@@ -114,7 +115,7 @@ def _add_hyperparameters(writer: GGUFWriter, spec: ModelSpec) -> None:
     writer.add_layer_norm_rms_eps(spec.rms_eps)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
-    writer.add_file_type(LlamaFileType.MOSTLY_Q4_K_M)
+    writer.add_file_type(file_type)
     writer.add_uint32(f"{ARCH}.ssm.conv_kernel", spec.ssm_d_conv)
     writer.add_uint32(f"{ARCH}.ssm.state_size", spec.ssm_d_state)
     writer.add_uint32(f"{ARCH}.ssm.group_count", spec.n_k_heads)

@@ -20,7 +20,7 @@ from engine.errors import RequestError
 from engine.gguf.reader import ModelFile
 from engine.gguf.vocabulary import Vocabulary, byte_alphabet
 
-__all__ = ["SUPPORTED_PRE_TOKENIZERS", "Tokenizer"]
+__all__ = ["SUPPORTED_PRE_TOKENIZERS", "Tokenizer", "word_splitter"]
 
 SUPPORTED_PRE_TOKENIZERS = ("qwen35",)
 
@@ -109,7 +109,7 @@ class _BytePairs:
         ascii_ids = {char: vocabulary.ids[char] for char in map(chr, range(128)) if char in vocabulary.ids}
         self._fallback = {id_: [ascii_ids[char] for char in piece if char in ascii_ids] for piece, id_ in extra.items()}
         self._backend = tokenizers.Tokenizer(models.BPE({**vocabulary.ids, **extra}, pairs))
-        self._backend.pre_tokenizer = _word_splitter()
+        self._backend.pre_tokenizer = word_splitter()
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of text that holds no special token."""
@@ -166,7 +166,7 @@ codecs.register_error(_SINGLE_BYTES, _replace_one_byte)
 
 
 @cache
-def _word_splitter() -> pre_tokenizers.PreTokenizer:
+def word_splitter() -> pre_tokenizers.PreTokenizer:
     """Build the `qwen35` splitter: contractions, words with marks, single digits, symbols, whitespace."""
     classes = json.loads(files(__package__).joinpath(_CLASSES_FILE).read_text(encoding="ascii"))
     letter, mark, number = (_character_class(classes[category]) for category in "LMN")
