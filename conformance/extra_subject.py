@@ -84,8 +84,8 @@ def _run_command(spec: ExtraSubject, file: ScenarioFile, model: Path) -> ExtraRe
     scenario, request = file.scenario, command_request(file.scenario, model)
     try:
         process = LiveProcess(spec.command, cwd=file.path.parent.absolute())
-    except OSError as error:
-        raise SubjectUnreachableError(f"{spec.command[0]} cannot be started: {error.strerror}") from None
+    except ProcessError as error:
+        raise SubjectUnreachableError(str(error)) from None
     with process:
         answers = []
         for _ in range(N_REQUESTS):

@@ -124,7 +124,7 @@ def test_too_few_ids_and_a_missing_program(short: ScenarioFile, tmp_path: Path, 
     missing = with_subject(short, tmp_path, {"name": "fake", "api": "command", "command": ["./no-such-engine"]})
     assert (ask(missing).status, ask(missing).reason) == (
         "not_measured",
-        "./no-such-engine cannot be started: No such file or directory",
+        "no-such-engine cannot be started: No such file or directory: ./no-such-engine",
     )
 
 
