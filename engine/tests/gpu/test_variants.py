@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
 from engine.cuda.checked import CheckedOps
-from engine.cuda.ops import CudaOps
 from engine.cuda.variants import FULL, VARIANTS, Variant
 from engine.generate import Engine, Generation, load_engine
 from engine.ops import Ops
 from engine.tests.gpu.arrays import assert_same_bits
 from engine.tests.models import Shape, write_model
+
+if TYPE_CHECKING:
+    from engine.cuda.ops import CudaOps
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +39,7 @@ def expected(engine: Engine) -> Generation:
 
 @pytest.mark.parametrize("variant", VARIANTS[1:], ids=lambda one: one.name)
 def test_a_variant_has_the_same_bits(engine: Engine, expected: Generation, variant: Variant) -> None:
-    ops = cast(CudaOps, engine.ops)
+    ops = cast("CudaOps", engine.ops)
     full = ops.build(FULL)
     ops.use(ops.build(variant))
     try:
