@@ -34,6 +34,7 @@ MAX_N_CTX = 1_600_000
 """Positions up to which the reduction of the RoPE angle is exact (docs/numerics.md)."""
 MAX_N_THREADS = 1024
 SCHEDULING = ("spin", "auto")
+STEPS = ("graph", "persistent")
 
 
 def token_ids_le64_sha256(ids: Sequence[int]) -> str:
@@ -207,6 +208,7 @@ def load_engine(
     n_threads: int | None = None,
     vram_budget: int | None = None,
     scheduling: str = "spin",
+    step: str = "graph",
     check_weights: bool = False,
     wrap_ops: OpsWrapper | None = None,
     on_plan: OnPlan | None = None,
@@ -215,7 +217,8 @@ def load_engine(
     """Open `model` (a path or an open file) on `backend` with room for `n_ctx` positions.
 
     n_threads (numpy) defaults to the physical cores; results do not depend on it. vram_budget (cuda) is a hard
-    limit in bytes on device memory; scheduling (cuda) is how the host waits, "spin" or "auto"; on_plan (cuda) gets
+    limit in bytes on device memory; scheduling (cuda) is how the host waits, "spin" or "auto"; step
+    (cuda) is how a single token is decoded, "graph", a kernel an op, or "persistent", one kernel; on_plan (cuda) gets
     the memory plan before anything is copied. check_weights reads the file once more, for NaN and infinity, before a
     device is opened. wrap_ops may put a wrapper around the backend's ops. Raises
     ModelFileError, RequestError, PlacementError, or NoDeviceError where the backend cannot run.
@@ -228,6 +231,8 @@ def load_engine(
         raise RequestError(f"--backend is {backend!r}, expected one of: {', '.join(BACKENDS)}")
     if scheduling not in SCHEDULING:
         raise RequestError(f"--scheduling is {scheduling!r}, expected one of: {', '.join(SCHEDULING)}")
+    if step not in STEPS:
+        raise RequestError(f"step is {step!r}, expected one of: {', '.join(STEPS)}")
     if vram_budget is not None and (vram_budget < 1 or backend == "numpy"):
         raise RequestError(f"--vram-budget is {vram_budget}, expected at least 1 byte, and a backend with a device")
     start = time.perf_counter_ns()
@@ -239,7 +244,7 @@ def load_engine(
     if backend == "numpy":
         ops: Ops = NumpyOps(config, n_threads or psutil.cpu_count(logical=False) or 1)
     else:
-        ops = _open_cuda(file, config, n_ctx, vram_budget, scheduling, on_plan)
+        ops = _open_cuda(file, config, n_ctx, vram_budget, scheduling, step, on_plan)
     if wrap_ops:
         ops = wrap_ops(ops)
     with _quiet_single_blas():
@@ -253,6 +258,7 @@ def _open_cuda(
     n_ctx: int,
     vram_budget: int | None,
     scheduling: str,
+    step: str,
     on_plan: OnPlan | None,
 ) -> Ops:
     """Open the device, check the memory plan, compile the kernels; CuPy is imported here and not before.
@@ -270,7 +276,7 @@ def _open_cuda(
     plan.require_fit()
     from engine.cuda.ops import CudaOps
 
-    return CudaOps(model, config, device, n_ctx, vram_budget)
+    return CudaOps(model, config, device, n_ctx, vram_budget, step)
 
 
 class TextStream:

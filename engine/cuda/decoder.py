@@ -31,12 +31,11 @@ class PassGraph:
         stream.synchronize()
         stream.begin_capture()
         try:
-            with ops.kernels.overlapping():
-                self.logits = run([0] * n_tokens)
-                ops.choose(self.logits)
+            self.logits = ops.capture(run, n_tokens)
             copy_out(ops.outcome, self._outcome, self._outcome.nbytes, stream)
         finally:
             self._graph = stream.end_capture()
+        ops.end_capture()
         state.n_past -= n_tokens  # the captured pass has not run
         self._graph.upload(stream)
 

@@ -11,6 +11,7 @@ import cupy
 import numpy as np
 
 from engine.cuda.compile import Cubin, compile_kernels
+from engine.cuda.whole_step import Launch
 
 Kernel = Callable[..., None]
 """Called as kernel(grid, block, args, shared_n_bytes=0): launches on CuPy's current stream."""
@@ -35,9 +36,12 @@ class Kernels:
         self.n_sm = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         self._can_overlap = int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
         self._overlapping = False
+        self._recorded: list[Launch] | None = None
 
     def __getitem__(self, expression: str) -> Kernel:
         kernel: Kernel = self._kernels[expression]
+        if self._recorded is not None:
+            return partial(_record, self._recorded, expression)
         return self._overlapped(kernel) if self._overlapping else kernel
 
     @contextmanager
@@ -56,6 +60,21 @@ class Kernels:
             yield
         finally:
             self._overlapping = False
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Launch]]:
+        """Collect launches made inside in the list given, instead of making them."""
+        self._recorded = []
+        try:
+            yield self._recorded
+        finally:
+            self._recorded = None
+
+    def launch_cooperative(
+        self, expression: str, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_n_bytes: int
+    ) -> None:
+        """Launch with all blocks resident at the same time, or not at all: RuntimeError."""
+        _launch(self._kernels[expression].ptr, grid, block, args, shared_n_bytes, _cooperative())
 
     def _overlapped(self, kernel: Any) -> Kernel:
         if self._is_first:
@@ -90,15 +109,48 @@ def _call(result: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
+def _record(
+    launches: list[Launch],
+    expression: str,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    shared_n_bytes: int = 0,
+) -> None:
+    launches.append(Launch(expression, tuple(grid), tuple(args)))
+
+
 def _launch_overlapped(
     function: int, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_n_bytes: int = 0
 ) -> None:
-    """Launch on CuPy's current stream with the attribute that CuPy's own launch cannot set."""
     from cuda.bindings import driver
 
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
+    _launch(function, grid, block, args, shared_n_bytes, attribute)
+
+
+def _cooperative() -> Any:
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    attribute.value.cooperative = 1
+    return attribute
+
+
+def _launch(
+    function: int,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    shared_n_bytes: int,
+    attribute: Any,
+) -> None:
+    """Launch on CuPy's current stream with an attribute that CuPy's own launch cannot set."""
+    from cuda.bindings import driver
+
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
     config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]

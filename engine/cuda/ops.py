@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import numerics, quants
-from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, packs, plan, rms_norm, streams
+from engine.cuda import argmax, attention, faults, gated_delta, gemv, layout, packs, plan, rms_norm, streams, whole_step
 from engine.cuda.buffers import DeviceActivation
 from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
@@ -24,6 +24,7 @@ from engine.cuda.kernels import Kernels
 from engine.cuda.memory import DeviceMemory, Pool
 from engine.cuda.upload import Uploader, copy_in, pinned
 from engine.decoder import Run
+from engine.errors import RequestError
 from engine.gguf.inventory import take_inventory
 from engine.gguf.reader import ModelFile
 from engine.model.config import ModelConfig
@@ -59,14 +60,28 @@ class CudaOps:
     """Runs one model on one device with a context of n_ctx positions."""
 
     def __init__(
-        self, model: ModelFile, config: ModelConfig, device: Device, n_ctx: int, vram_budget_n_bytes: int | None
+        self,
+        model: ModelFile,
+        config: ModelConfig,
+        device: Device,
+        n_ctx: int,
+        vram_budget_n_bytes: int | None,
+        step: str = "graph",
     ) -> None:
         self._config, self._device, self._n_ctx = config, device, n_ctx
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.memory = DeviceMemory(vram_budget_n_bytes)
         target = streams.Target.of(device.arch, device.n_sm)
-        self.kernels = Kernels(plan.expressions(config, model.tensors, target), device.arch)
+        names, of_step = plan.expressions(config, model.tensors, target), []
+        if step == "persistent":
+            of_step = plan.step_expressions(config, model.tensors, target)
+            if not whole_step.qualifies(of_step):
+                raise RequestError("step persistent needs a model whose matrices can all be streamed (1024 weights)")
+            names.append(whole_step.expression(of_step, target))
+        self._target, self._step_names = target, of_step
+        self._whole_step: whole_step.WholeStep | None = None
+        self.kernels = Kernels(names, device.arch)
         self._streams = streams.Streams(self.kernels, target)
         self.kernels.write_global("iq3s_grid", gemv.iq3s_grid_words())
         self._weights = Pool(self.memory, take_inventory(model.tensors.values(), config.n_layer).resident_n_bytes)
@@ -100,6 +115,9 @@ class CudaOps:
         memory, planned = self.memory, self._planned
         self._buffers = {name: memory.array(buffer.shape, buffer.dtype) for name, buffer in planned.items()}
         self._bind(self._buffers)
+        if self._step_names:
+            n_ops = whole_step.n_ops(self._config.n_layer_recurrent, self._config.n_layer_attn)
+            self._whole_step = whole_step.WholeStep(self.kernels, self._step_names, self._target, memory, n_ops)
         rows, words = self._hidden.shape, self._control.shape
         self._row_stage = pinned(self._hidden.nbytes).view(np.float32).reshape(rows)
         self._control_stage = pinned(self._control.nbytes).view(np.int32).reshape(words)
@@ -316,6 +334,24 @@ class CudaOps:
     def decoder(self, run: Run, state: Any) -> GraphDecoder:
         """Return what replays the pass of one token, captured at the first call."""
         return GraphDecoder(self, self._graph(1, run, state), state)
+
+    def capture(self, run: Run, n_tokens: int) -> cupy.ndarray:
+        """Launch a pass of n_tokens and the choice after it, inside a capture; return the logits."""
+        if n_tokens == 1 and self._whole_step:
+            with self.kernels.recording() as launches:
+                logits = run([0])
+                self.choose(logits)
+            self._whole_step.launch(launches)
+            return logits
+        with self.kernels.overlapping():
+            logits = run([0] * n_tokens)
+            self.choose(logits)
+        return logits
+
+    def end_capture(self) -> None:
+        """Copy to the device what a captured pass reads there."""
+        if self._whole_step:
+            self._whole_step.upload(self.stream)
 
     def _graph(self, n_tokens: int, run: Run, state: Any) -> PassGraph:
         """Return the pass of n_tokens, captured at the first call; it serves every sequence."""

@@ -32,6 +32,14 @@ def expressions(config: ModelConfig, tensors: Mapping[str, TensorInfo], target: 
     return sorted(names | set(packs.expressions()) | set(argmax.expressions()) | {IQ3S_GRID})
 
 
+def step_expressions(config: ModelConfig, tensors: Mapping[str, TensorInfo], target: streams.Target) -> list[str]:
+    """Return those of a pass of one token, without the norm before the head."""
+    names = set(_matrix_kernels(config, tensors, target)) | set(argmax.expressions())
+    names |= set(gated_delta.expressions(config, 1)) if config.n_layer_recurrent else set()
+    names |= set(attention.expressions(config, 1)) if config.n_layer_attn else set()
+    return sorted(names)
+
+
 def _matrix_kernels(config: ModelConfig, tensors: Mapping[str, TensorInfo], target: streams.Target) -> Iterator[str]:
     for il in range(config.n_layer):
         blk, recurrent = f"blk.{il}", config.is_recurrent(il)

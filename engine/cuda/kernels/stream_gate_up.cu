@@ -33,18 +33,17 @@ struct GateUpRows {
     u32* fault;
     float g = 0.0f, u = 0.0f;
 
-    template <class Piece>
-    __device__ __forceinline__ void use(Piece piece, int row, const u8* stage) {
-        constexpr int PIECE = Piece::value;
+    __device__ __forceinline__ void use(int piece, int row, const u8* stage) {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
-        for (int j = 0; j < G::n_strips(PIECE); j++) {
-            const int s = (PIECE * N_STRIPS + j) * WARP + lane;
+        for (int j = 0; j < N_STRIPS; j++) {
+            if (j >= G::n_strips(piece)) break;
+            const int s = (piece * N_STRIPS + j) * WARP + lane;
             const GroupActivations a = input->group(s);
-            g = add(g, G::term(stage, j, s, a, G::late(PIECE, row), grid));
-            u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::late(PIECE, row), grid));
+            g = add(g, G::term(stage, j, s, a, G::late(piece, row), grid));
+            u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::late(piece, row), grid));
         }
-        if constexpr (PIECE == G::N - 1) {
+        if (piece == G::N - 1) {
             const float product = mul(silu(tree(g)), tree(u));
             g = u = 0.0f;
             if (lane == 0) {
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     release_dependents();
     GateUpRows<FG, FU, N_IN, N_STRIPS> rows{input, grid, y, op, fault};
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
-        rows.use(piece, share.begin + warp + i * STREAM_WARPS, stage);
+        rows.use(piece.value, share.begin + warp + i * STREAM_WARPS, stage);
     });
     quantize_groups(share, y, y_q, y_scales, done);
 }

@@ -15,17 +15,16 @@ struct GemvRows {
     float* y;
     float acc = 0.0f, before = 0.0f;
 
-    template <class Piece>
-    __device__ __forceinline__ void use(Piece piece, int row, const u8* stage) {
-        constexpr int PIECE = Piece::value;
-        const int lane = threadIdx.x % WARP, late = P::late(PIECE, row);
-        if (PIECE == 0) before = residual[row];
+    __device__ __forceinline__ void use(int piece, int row, const u8* stage) {
+        const int lane = threadIdx.x % WARP, late = P::late(piece, row);
+        if (piece == 0) before = residual[row];
 #pragma unroll
-        for (int j = 0; j < P::n_strips(PIECE); j++) {
-            const int s = (PIECE * N_STRIPS + j) * WARP + lane;
+        for (int j = 0; j < N_STRIPS; j++) {
+            if (j >= P::n_strips(piece)) break;
+            const int s = (piece * N_STRIPS + j) * WARP + lane;
             acc = add(acc, P::term(stage, j, s, input->group(s), late, grid));
         }
-        if constexpr (PIECE == P::N - 1) {
+        if (piece == P::N - 1) {
             const float sum = tree(acc);
             acc = 0.0f;
             if (lane == 0) y[row] = add(before, sum);
@@ -56,6 +55,6 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     release_dependents();
     GemvRows<F, N_IN, N_STRIPS> rows{input, grid, residual, y};
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
-        rows.use(piece, share.begin + warp + i * STREAM_WARPS, stage);
+        rows.use(piece.value, share.begin + warp + i * STREAM_WARPS, stage);
     });
 }
