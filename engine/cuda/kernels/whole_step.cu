@@ -1,6 +1,6 @@
 // whole_step: one decode step in one launch: the kernels of a step one after the other, with a barrier over the grid
 //   between them, while the weights of the rows to come are copied across these borders
-// ops (n_ops) in the order of the forward pass (whole_step.py), barrier (2) u32, zero before the first launch and after
+// ops (n_ops) in the order of the forward pass (whole_step.py), words (2) u32, zero before the first launch and after
 //   each; Ops: the classes of ops that the model has, as ops[i].kind counts them
 // bytes    those of the ops
 // launch   grid (blocks, at most one a multiprocessor), block (512), dynamic shared memory, cooperative
@@ -54,6 +54,11 @@ struct Asked {
     int op, piece;
 };
 
+__device__ __forceinline__ u8* dynamic_shared() {
+    extern __shared__ __align__(16) u8 shared[];
+    return shared;
+}
+
 // What one warp streams through a step.
 template <int N_STAGES, int STAGE_N_BYTES>
 struct Flow {
@@ -61,8 +66,14 @@ struct Flow {
     u8* stages;
     const StepOp* ops;
     int n_ops;
-    int at = 0;  // of the stage in use
-    u32 parity = 0;
+    int at;  // of the stage in use
+    u32 parity;
+
+    // The flow of this warp, and back: stages begin at even bytes.
+    __device__ __forceinline__ static Flow at_place(const StepOp* ops, int n_ops, u32 place) {
+        return {dynamic_shared() + threadIdx.x / WARP * N_BYTES, ops, n_ops, int(place & ~1u), place & 1};
+    }
+    __device__ __forceinline__ u32 place() const { return u32(at) | parity; }
 
     __device__ __forceinline__ static u64* barrier_of(u8* stage) {
         return reinterpret_cast<u64*>(stage + STAGE_N_BYTES);
@@ -158,22 +169,25 @@ struct Flow {
 // A pause in a loop that waits for other blocks.
 __device__ __forceinline__ void spin_pause() { asm volatile("nanosleep.u32 20;" ::: "memory"); }
 
-// The barriers between the ops of a step: words[0] counts arrivals, words[1] the blocks that have ended.
-struct GridBarrier {
-    u32* words;
-    u32 n_awaited = 0;
-    bool has_waited = true;
+// All threads: what the block wrote is visible to those that wait for its arrival. words[0] counts arrivals.
+__device__ __forceinline__ void arrive(u32* words) {
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    __threadfence();
+    atomicAdd(words, 1u);
+}
 
-    // All threads: what the block wrote is visible to those that wait.
-    __device__ __forceinline__ void arrive() {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(words, 1u);
-        }
-        n_awaited += gridDim.x;
-        has_waited = false;
-    }
+// The block waits no more; words[1] counts such blocks: the last one clears the count of arrivals for the next launch.
+__device__ __forceinline__ void end_barriers(u32* words) {
+    if (threadIdx.x == 0 && atomicInc(words + 1, gridDim.x - 1) == gridDim.x - 1) *words = 0;
+}
+
+// The barrier before an op.
+struct GridBarrier {
+    const u32* words;
+    u32 n_awaited;
+    bool has_waited;
+
     // All threads: wait until all blocks have arrived; nothing the second time.
     __device__ __forceinline__ void wait() {
         if (has_waited) return;
@@ -183,10 +197,6 @@ struct GridBarrier {
             __threadfence();
         }
         __syncthreads();
-    }
-    // The block waits no more: the last one to say so clears the count for the next launch.
-    __device__ __forceinline__ void end() const {
-        if (threadIdx.x == 0 && atomicInc(words + 1, gridDim.x - 1) == gridDim.x - 1) *words = 0;
     }
 };
 
@@ -407,29 +417,37 @@ struct StepArgmax {
     }
 };
 
-// Run the block's op if it is of class Op, whose number is `kind`.
-template <class Op, class Block>
-__device__ __forceinline__ void run_if(int kind, Block& block) {
+template <class F>
+__device__ __forceinline__ u8* iq3s_table() {
+    return dynamic_shared() + STREAM_WARPS * F::N_BYTES;
+}
+
+// Run op i, of class Op, from where the warp's flow is, and return where that is then. A function of its own: inlined,
+// what is the same in every op of every class would be kept in registers.
+template <class Op, class F>
+__device__ __noinline__ u32 run_op(const StepOp* ops, int n_ops, int i, const u32* words, u32 place) {
     static_assert(sizeof(typename Op::Arguments) <= ARGUMENTS_N_BYTES);
-    if (block.op->kind != kind) return;
-    Op::run(*reinterpret_cast<const typename Op::Arguments*>(block.op->arguments), block);
+    u8* table = iq3s_table<F>();
+    const GridBarrier barrier{words, i * gridDim.x, i == 0};
+    StepBlock<F> block{F::at_place(ops, n_ops, place), barrier, table + 4 * IQ3S_GRID_SIZE,
+                       reinterpret_cast<const u32*>(table), ops + i};
+    Op::run(*reinterpret_cast<const typename Op::Arguments*>(ops[i].arguments), block);
+    block.barrier.wait();
+    return block.flow.place();
 }
 
 template <int N_STAGES, int STAGE_N_BYTES, class... Ops>
-__global__ void __launch_bounds__(STREAM_THREADS, 1) whole_step(const StepOp* ops, int n_ops, u32* barrier) {
-    extern __shared__ __align__(16) u8 shared[];
+__global__ void __launch_bounds__(STREAM_THREADS, 1) whole_step(const StepOp* ops, int n_ops, u32* words) {
     using F = Flow<N_STAGES, STAGE_N_BYTES>;
-    u8* table = shared + STREAM_WARPS * F::N_BYTES;
-    StepBlock<F> block{F{shared + threadIdx.x / WARP * F::N_BYTES, ops, n_ops}, GridBarrier{barrier},
-                       table + 4 * IQ3S_GRID_SIZE, copy_grid(table)};
-    block.flow.start();
+    copy_grid(iq3s_table<F>());
+    u32 place = 0;
+    F::at_place(ops, n_ops, place).start();
 #pragma unroll 1
     for (int i = 0; i < n_ops; i++) {
-        block.op = ops + i;
-        int kind = 0;
-        (run_if<Ops>(kind++, block), ...);
-        block.barrier.wait();
-        if (i + 1 < n_ops) block.barrier.arrive();
+        const int kind = ops[i].kind;
+        int k = 0;
+        ((kind == k++ ? void(place = run_op<Ops, F>(ops, n_ops, i, words, place)) : void()), ...);
+        if (i + 1 < n_ops) arrive(words);
     }
-    block.barrier.end();
+    end_barriers(words);
 }
