@@ -27,7 +27,7 @@ from rich.progress import (
 
 from engine.bench import PrefillComparison, bench_decode, bench_prefill, default_prompt_ids
 from engine.errors import EngineError, ModelFileError, NoDeviceError, RequestError, shown
-from engine.generate import BACKENDS, Engine, Generation, TextStream, check_request, load_engine
+from engine.generate import BACKENDS, STEPS, Engine, Generation, TextStream, check_request, load_engine
 from engine.gguf.reader import ModelFile, open_model
 from engine.gguf.tokenizer import Tokenizer
 from engine.gguf.trunk import write_trunk
@@ -164,6 +164,7 @@ PromptIds = Annotated[str | None, typer.Option(help="Prompt as token ids [defaul
 Backend = Annotated[str, typer.Option(help=f"One of: {', '.join(BACKENDS)}")]
 Budget = Annotated[int | None, typer.Option(help=_BUDGET_HELP)]
 Scheduling = Annotated[str, typer.Option(help="How the host waits for the device: spin or auto (cuda).")]
+Step = Annotated[str, typer.Option(help=f"How a token is decoded (cuda), one of: {', '.join(STEPS)}")]
 Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Timed runs.")]
 
 
@@ -177,11 +178,12 @@ def decode_bench(
     backend: Backend = "cuda",
     vram_budget: Budget = None,
     scheduling: Scheduling = "spin",
+    step: Step = "graph",
     repetitions: Repetitions = 3,
     as_json: Json = False,
 ) -> None:
     """Time greedy decoding: decode-bench MODEL 128 512."""
-    engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, n_steps + 1)
+    engine, ids = _bench_engine(model, n_ctx, backend, vram_budget, scheduling, prompt_ids, n_steps + 1, step)
     prefill = bench_prefill(engine, ids, pack, 1)
     runs = bench_decode(engine, ids, n_steps, repetitions)
     print(json.dumps(_decode_dict(engine, prefill, runs)) if as_json else _decode_text(engine, prefill, runs))
@@ -213,6 +215,7 @@ def _load(
     scheduling: str,
     threads: int | None = None,
     check_weights: bool = False,
+    step: str = "graph",
 ) -> Engine:
     """Load with progress on stderr, after the memory plan of a device backend."""
     config = ModelConfig.from_model(file)
@@ -225,6 +228,7 @@ def _load(
             n_threads=threads,
             vram_budget=vram_budget,
             scheduling=scheduling,
+            step=step,
             check_weights=check_weights,
             on_plan=lambda plan: print(render_plan(plan), file=sys.stderr),
             progress=advance,
@@ -239,13 +243,14 @@ def _bench_engine(
     scheduling: str,
     prompt_ids: str | None,
     n_predict: int,
+    step: str = "graph",
 ) -> tuple[Engine, list[int]]:
     """Return the engine and the prompt, checked before the model is loaded."""
     file = open_model(model)
     config = ModelConfig.from_model(file)
     ids = default_prompt_ids(config.n_vocab) if prompt_ids is None else parse_ids(prompt_ids)
     check_request(config, n_ctx, ids, n_predict)
-    return _load(file, n_ctx, backend, vram_budget, scheduling), ids
+    return _load(file, n_ctx, backend, vram_budget, scheduling, step=step), ids
 
 
 def _prefill_dict(prefill: PrefillComparison) -> dict[str, Any]:

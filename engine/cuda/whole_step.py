@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from engine.cuda.kernels import Kernels
     from engine.cuda.memory import DeviceMemory
 
-N_STAGES = 4
-"""Pieces of rows that a warp has on the way; more are shorter ones."""
+MOST_STAGES = 4
+"""Pieces of rows that a warp has on the way, where the device has room; more are shorter ones."""
 MAX_PARTS = 4
 ARGUMENTS_N_BYTES = 160
 OP_N_BYTES = 16 + 2 * (MAX_PARTS * 32 + 16) + ARGUMENTS_N_BYTES
@@ -54,8 +54,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a block's shared memory is divided: the bytes of a stage, and those of the whole block."""
+    """How a block's shared memory is divided: a warp's stages and the bytes of one, and those of the whole block."""
 
+    n_stages: int
     stage_n_bytes: int
     shared_n_bytes: int
 
@@ -74,7 +75,7 @@ def qualifies(expressions: Iterable[str]) -> bool:
     names = {_parse(e) for e in expressions}
     heads = [parameters for name, parameters in names if name == "gemv"]
     return (
-        all(name in _KINDS or name in ("gemv", "rms_norm") for name, _ in names)
+        all(name in _KINDS for name, _ in names)
         and all(mode == "2" and streams.takes(int(n_in), type_name) for type_name, n_in, mode in heads)
         and not any({"F16", "BF16"} & set(parameters) for _, parameters in names)
     )
@@ -83,22 +84,28 @@ def qualifies(expressions: Iterable[str]) -> bool:
 def expression(expressions: Iterable[str], target: streams.Target) -> str:
     """Return the name expression of the kernel that runs a pass of these kernels."""
     names = sorted(set(expressions))
-    kinds = ", ".join(_kinds(names, target))
-    return f"whole_step<{N_STAGES}, {cut(names, target).stage_n_bytes}, {kinds}>"
+    own = cut(names, target)
+    return f"whole_step<{own.n_stages}, {own.stage_n_bytes}, {', '.join(_kinds(names, own.stage_n_bytes))}>"
 
 
 def cut(expressions: Iterable[str], target: streams.Target) -> Cut:
-    """Return how shared memory is divided: what the ops work in first, the rest in stages."""
-    beside = streams.IQ3S_GRID_N_BYTES + max(_scratch_n_bytes(*_parse(e)) for e in expressions)
-    room = target.shared_n_bytes - streams.RESERVED_N_BYTES - beside - STATIC_N_BYTES
-    stage = (room // streams.STREAM_WARPS - ASKED_N_BYTES) // N_STAGES // 16 * 16 - 16
-    return Cut(stage, streams.STREAM_WARPS * (N_STAGES * (stage + 16) + ASKED_N_BYTES) + beside)
+    """Return how shared memory is divided: what the ops work in first, the rest in stages that a strip fits into."""
+    parsed = [_parse(e) for e in expressions]
+    beside = streams.IQ3S_GRID_N_BYTES + max(_scratch_n_bytes(*name) for name in parsed)
+    room = (target.shared_n_bytes - streams.RESERVED_N_BYTES - STATIC_N_BYTES - beside) // streams.STREAM_WARPS
+    least = max(_least_stage_n_bytes(*name) for name in parsed)
+    n_stages = min(MOST_STAGES, (room - ASKED_N_BYTES) // (least + 16))
+    if n_stages < 2:
+        raise RequestError(f"two stages of {least} bytes for each warp do not fit into {target.shared_n_bytes} bytes")
+    stage = (room - ASKED_N_BYTES) // n_stages // 16 * 16 - 16
+    return Cut(n_stages, stage, streams.STREAM_WARPS * (n_stages * (stage + 16) + ASKED_N_BYTES) + beside)
 
 
 def table(launches: Sequence[Launch], expressions: Iterable[str], target: streams.Target) -> NDArray[np.uint8]:
     """Return the ops of a pass, (n_ops, OP_N_BYTES) u8; `expressions` as for `expression`."""
     names = sorted(set(expressions))
-    kinds, stage = _kinds(names, target), cut(names, target).stage_n_bytes
+    stage = cut(names, target).stage_n_bytes
+    kinds = _kinds(names, stage)
     rows = []
     for launch in _with_heads(launches):
         name, parameters = _parse(launch.expression)
@@ -146,9 +153,8 @@ def _parse(expression: str) -> Name:
     return name, tuple(re.split(r",\s*", rest.rstrip(">"))) if rest else ()
 
 
-def _kinds(names: Sequence[str], target: streams.Target) -> list[str]:
-    stage = cut(names, target).stage_n_bytes
-    return sorted({_kind(*_parse(e), stage) for e in names if not e.startswith("rms_norm")})
+def _kinds(names: Sequence[str], stage_n_bytes: int) -> list[str]:
+    return sorted({_kind(*_parse(e), stage_n_bytes) for e in names})
 
 
 def _kind(name: str, parameters: tuple[str, ...], stage_n_bytes: int) -> str:
@@ -227,6 +233,20 @@ def _scratch_n_bytes(name: str, p: tuple[str, ...]) -> int:
             return 4 * streams.STREAM_WARPS * int(p[0])
         case "attention_split":
             return KV_SPLIT * (2 * int(p[0]) + 4 * (int(p[1]) // int(p[2])))
+        case _:
+            return 0
+
+
+def _least_stage_n_bytes(name: str, p: tuple[str, ...]) -> int:
+    """Return the bytes of the shortest piece of an op's rows, multiples of 16."""
+    match name:
+        case "stream_gemv" | "gemv":
+            return streams.piece_n_bytes(1, streams.strip_n_bytes(p[0]))
+        case "stream_gate_up":
+            return sum(streams.piece_n_bytes(1, streams.strip_n_bytes(t)) for t in p[:2])
+        case "stream_project":
+            quantised = [streams.piece_n_bytes(1, streams.strip_n_bytes(t)) for t in p[1:5] if quants.is_quantized(t)]
+            return max(*quantised, FLOAT_STRIP_N_BYTES)
         case _:
             return 0
 

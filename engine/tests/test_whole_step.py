@@ -52,7 +52,8 @@ def test_only_models_whose_matrices_are_all_streamed_qualify() -> None:
 def test_shared_memory_is_used_and_not_exceeded(target: Target) -> None:
     cut = whole_step.cut(NAMES, target)
     unused = target.shared_n_bytes - RESERVED_N_BYTES - whole_step.STATIC_N_BYTES - cut.shared_n_bytes
-    assert 0 <= unused < STREAM_WARPS * (16 * whole_step.N_STAGES + 1)
+    assert 0 <= unused < STREAM_WARPS * (16 * cut.n_stages + 1)
+    assert cut.n_stages == (2 if target is CARD else 4)
     assert cut.stage_n_bytes % 16 == 0
 
 
@@ -73,6 +74,11 @@ def test_pieces_fit_a_stage_and_are_of_even_length(n_in: int, types: list[str], 
 def test_a_stage_that_no_strip_fits() -> None:
     with pytest.raises(RequestError, match="a strip of Q5_K and Q6_K does not fit into a stage of 1024 bytes"):
         whole_step.n_strips(5120, ["Q5_K", "Q6_K"], 1024)
+
+
+def test_a_device_without_room_for_two_stages() -> None:
+    with pytest.raises(RequestError, match="two stages of 1568 bytes for each warp do not fit into 49152 bytes"):
+        whole_step.cut(NAMES, Target(10, 48 << 10))
 
 
 def test_the_kernel_names_each_class_once_in_order() -> None:
