@@ -138,16 +138,19 @@ class LlamaServer:
 
 
 def _exchange(connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-    """Ask once, with POST if there is a body, and return status and answer; raises OSError, HTTPException."""
+    """Ask once, with POST if there is a body, and return status and answer.
+
+    Raises OSError and HTTPException, and ProcessError for an answer without end.
+    """
     data = None if body is None else json.dumps(body)
     connection.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    answer = response.read(_MAX_ANSWER_N_BYTES)
-    if len(answer) == _MAX_ANSWER_N_BYTES:
-        raise http.client.HTTPException(f"more than {_MAX_ANSWER_N_BYTES >> 20} MiB")
-    if response.length:
-        raise http.client.HTTPException(f"it broke off {response.length} bytes before its end")
-    return response.status, answer
+    with connection.getresponse() as response:  # it may hold the socket longer than the connection does
+        answer = response.read(_MAX_ANSWER_N_BYTES)
+        if len(answer) == _MAX_ANSWER_N_BYTES:
+            raise ProcessError(f"{PROGRAM} gave no answer to {path}: more than {_MAX_ANSWER_N_BYTES >> 20} MiB")
+        if response.length:
+            raise http.client.HTTPException(f"it broke off {response.length} bytes before its end")
+        return response.status, answer
 
 
 def _hang_up(connection: http.client.HTTPConnection) -> None:
