@@ -7,8 +7,9 @@ constexpr int STRIPS_IN_FLIGHT = 6;  // strips of 32 sub-blocks whose loads are 
 
 // Blocks of 128 threads that an SM shall hold, which bounds the registers of a kernel: with fewer registers the
 // assembler asks for a row piece by piece, with more there are too few warps. Measured on an H200 in graphs of rotated
-// matrices (docs/measured-facts.md): rows of 5120 are 2 to 7 % faster with 8 than unbounded, rows of 6144 6 to 12 %
-// with 6, rows of 17408 in Q4_K 26 % and in IQ3_S 15 % with 3 (4 spills on some architectures; Q6_K is 19 % slower).
+// matrices (docs/measured-facts.md): rows of 5120 are 2 to 7 % faster with 8 than unbounded (8 spills in Q6_K on sm_86 and
+// sm_89 and a step took as long with it, hence 7), rows of 6144 6 to 12 % with 6, rows of 17408 in Q4_K 26 % and in IQ3_S
+// 15 % with 3 (4 spills on some architectures; Q6_K is 19 % slower).
 __host__ __device__ constexpr int blocks_per_sm(int n_in) { return n_in <= 5120 ? 7 : n_in <= 6144 ? 6 : 3; }
 
 struct Input {

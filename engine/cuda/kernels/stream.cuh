@@ -11,8 +11,7 @@ constexpr int STRIP = WARP * SUB_BLOCK;  // weights in a strip: a sub-block a la
 
 // Copies on their way to a stage in shared memory. On sm_90 and later one lane asks for whole runs (bulk copies) and the
 // stage's barrier tells when all bytes are there. Before that every lane asks for 16 bytes at a time (cp.async), and
-// stages arrive in order. Measured on an H200: with cp.async whatever else the warps load or read from shared memory
-// queues behind the copies.
+// stages arrive in order. Measured on an H200: with cp.async what the warps load besides queues behind the copies.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 __device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
