@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,17 @@ from baselines.llama_cpp.worker import WorkerRequest
 from conformance.llama_builds import LlamaBuilds
 from conformance.models.pydoc.compare import engine_logits, transformers_logits
 from conformance.models.pydoc.corpus import Corpus, load_corpus
+from conformance.models.pydoc.figures import write_figures
 from conformance.runner import Baseline
 from engine.gguf.reader import open_model
 from engine.gguf.tokenizer import Tokenizer
 
 __all__ = ["Quality", "quality"]
 
+METHOD = (
+    "every engine is fed the text token by token; kl: mean divergence in nats from transformers (float32, CPU, on the "
+    "F16 checkpoint); top1: share of positions with its largest logit; loss: nats a token on the text"
+)
 N_WINDOW = 199
 F32 = NDArray[np.float32]
 
@@ -58,16 +63,20 @@ def main() -> None:
     reference = np.concatenate([transformers_logits(given.checkpoint, ids) for ids in inputs])
     rows = [("transformers, checkpoint", quality(reference, reference, next_ids))]
     with show_progress() as progress:
-        builds = LlamaBuilds(BuildOptions(), (), progress)
+        builds = LlamaBuilds(BuildOptions(), tuple(given.cuda_arch), progress)
         for name, run in _engines(given.f16, given.quantised, builds, given.cuda):
             progress.step(name)
             logits = np.concatenate([run(ids) for ids in inputs])
             rows.append((name, quality(logits, reference, next_ids)))
     table = [(name, f"{found.kl:.6f}", f"{found.top1:.2%}", f"{found.loss:.4f}") for name, found in rows]
-    print(
+    text = (
         f"{len(next_ids)} positions in {len(windows)} windows of the held-out topics of Python {corpus.python_version}"
     )
+    print(text)
     print(tabulate(table, headers=("engine", "mean KL, nats", "top-1", "loss, nats"), disable_numparse=True))
+    if given.out is not None:
+        files = [given.checkpoint / "model.safetensors", given.f16, given.quantised]
+        write_figures(given.out, f"{METHOD}; {text}", files, [{"variant": name, **asdict(row)} for name, row in rows])
 
 
 def _engines(
@@ -125,6 +134,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("quantised", metavar="QUANTISED", type=Path)
     parser.add_argument("--windows", type=int, default=30, help="windows of 199 tokens (default 30, all there are)")
     parser.add_argument("--cuda", action="store_true", help="the CUDA engines as well")
+    parser.add_argument("--cuda-arch", action="append", default=[], help="CUDA architecture of llama.cpp's build")
+    parser.add_argument("--out", type=Path, help="write the rows to this JSON file as well")
     return parser.parse_args()
 
 
