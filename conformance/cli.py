@@ -175,7 +175,7 @@ def list_scenarios() -> None:
     with environment_errors():
         for file in all_scenarios():
             when = "default" if file.scenario.default else "by name"
-            typer.echo(f"{file.scenario.name:12}  {when}  {file.scenario.asks}")
+            typer.echo(f"{file.scenario.name:19}  {when}  {file.scenario.asks}")
 
 
 @app.command("make-model")

@@ -148,6 +148,11 @@ def test_list_names_every_scenario_with_its_question() -> None:
         ["small-c2048", "default"],
         ["27b-c512", "by"],
         ["27b-c2048", "by"],
+        *(
+            [f"pydoc-{topic}-c{n}", "default"]
+            for topic in ("import", "objects", "strings", "try", "with")
+            for n in (512, 2048)
+        ),
     ]
     assert all(line.endswith("?") for line in lines)
 

@@ -20,9 +20,9 @@ from tabulate import tabulate
 from conformance.models.pydoc.figures import write_figures
 from conformance.oracle import nmse
 from conformance.scenario import Scenario, all_scenarios
-from engine.generate import load_engine
+from engine.generate import Engine, load_engine
 
-__all__ = ["LARGEST_TIE", "LIMIT", "Agreement", "agreement", "engine_logits", "transformers_logits"]
+__all__ = ["LARGEST_TIE", "LIMIT", "Agreement", "agreement", "engine_logits", "forced_logits", "transformers_logits"]
 
 METHOD = (
     "squared error over the variance of transformers' logits (float32, CPU, on the F16 checkpoint) at every position "
@@ -66,7 +66,11 @@ def engine_logits(model: Path, ids: Sequence[int], backend: str = "numpy") -> ND
     Raises EngineError, NoDeviceError where the backend cannot run.
     """
     n_ctx = -(-len(ids) // 256) * 256
-    engine = load_engine(model, n_ctx=n_ctx, backend=backend)
+    return forced_logits(load_engine(model, n_ctx=n_ctx, backend=backend), ids)
+
+
+def forced_logits(engine: Engine, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Return the logits (len(ids), n_vocab) f32 of `engine` after each of `ids`, from an empty context."""
     generation = engine.run(ids[:1], len(ids), force_ids=ids[1:], keep_logits=True)
     assert generation.logits is not None
     return generation.logits
@@ -131,7 +135,7 @@ def _agreement_on(scenario: Scenario, given: argparse.Namespace) -> Agreement:
     prompt = scenario.prompt_token_ids
     engine = load_engine(given.f16, n_ctx=scenario.n_ctx, backend=given.backend)
     ids = [*prompt, *engine.run(prompt, scenario.n_predict).generated_token_ids]
-    return agreement(engine_logits(given.f16, ids, given.backend), transformers_logits(given.checkpoint, ids))
+    return agreement(forced_logits(engine, ids), transformers_logits(given.checkpoint, ids))
 
 
 def _arguments() -> argparse.Namespace:
