@@ -16,7 +16,6 @@ from engine.tests.models import TINY, write_model
 
 PROMPT = [5, 6, 7]
 CONTINUATION = """
-
 ************************
 
    continue_stmt ::= "continue"
