@@ -55,7 +55,7 @@ def test_report_writes_once_and_check_finds_a_changed_digit(tmp_path: Path, monk
 
 def test_a_new_record_replaces_an_older_one_of_its_machine(tmp_path: Path) -> None:
     copy_of_project(tmp_path)
-    old = next((tmp_path / "results" / "v1").glob("xeon*")) / "tiny-c512" / "engine-numpy.json"
+    old = next((tmp_path / "results" / "v1").glob("xeon*/tiny-c512/engine-numpy.json"))
     values = json.loads(old.read_text()) | {"time_utc": "2027-01-01T00:00:00Z"}
     values["output"]["smallest_top2_gap"] = 0.1234
     new = tmp_path / "results" / "v1" / "later" / "tiny-c512" / "engine-numpy.json"
@@ -161,6 +161,8 @@ def test_what_is_not_measured_is_said(results: Results) -> None:
     assert tables.speed_table(nothing, "") == "Not measured."
     lines = tables.missing_list(nothing).splitlines()
     assert "- Not measured: 27b-c512 on the cuda backend, speed (bench)." in lines
+    assert "- Not measured: pydoc-with-c512 on the cuda backend, tokens and logits." in lines
+    assert "- Not measured: pydoc-with-c512 on the cuda backend, speed (bench)." not in lines
     assert "- Not measured: bandwidth by op against the ceiling: there is no op benchmark of the CUDA backend." in lines
     here = tables.missing_list(results)
     assert "tiny-c512 on the numpy backend" not in here
