@@ -19,6 +19,7 @@ from conformance.bench.ops import verify_ops
 from conformance.bench.records import (
     MACHINE_FILE,
     BenchRecord,
+    Run,
     broken_seals,
     load_json,
     machine_slug,
@@ -156,9 +157,17 @@ def _bench_runs(record: BenchRecord) -> Iterator[str]:
                 yield f"{where}.round: {run.round} of {record.plan.n_repetitions}"
             if len(run.decode_time_ns) not in (0, 1, run.n_decoded):
                 yield f"{where}.decode_time_ns: {len(run.decode_time_ns)} times for {run.n_decoded} tokens"
+            if _is_too_early(run):
+                yield f"{where}.client_first_token_time_ns: before the program itself had its first token"
             n_decoded = record.plan.n_decode if run.prefill == "layer_major" else 0
             if run.round and run.error is None and run.n_decoded != n_decoded:
                 yield f"{where}.n_decoded: {run.n_decoded}, planned {n_decoded}"
+
+
+def _is_too_early(run: Run) -> bool:
+    """Say whether a client had the first id before the program that generated it."""
+    by_client, by_program = run.client_first_token_time_ns, run.first_token_time_ns
+    return by_client is not None and by_program is not None and by_client < by_program
 
 
 def _bench_scenario(record: BenchRecord, scenario: Scenario) -> Iterator[str]:
