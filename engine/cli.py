@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -78,7 +79,14 @@ def main() -> None:
         if not is_device_failure(error):
             raise
         print(f"error: {one_line(f'the device failed, what it held is lost: {error}')}; run again", file=sys.stderr)
-        sys.exit(1)
+        _leave_without_cleanup(1)
+
+
+def _leave_without_cleanup(exit_code: int) -> None:
+    """End the process at once: what CuPy would free on the way out is gone with the device, and each failure prints."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 @app.command()

@@ -21,6 +21,7 @@ from conformance.models.pydoc.vocabulary import END_OF_TEXT, learn_vocabulary
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "conformance" / "models" / "pydoc"
+RESULTS = ROOT / "results" / "pydoc"
 LOGITS = np.log(np.array([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1]], dtype=np.float32))
 
 
@@ -95,6 +96,18 @@ def test_the_card_has_the_losses_of_the_run() -> None:
     best = min(losses, key=lambda row: row["held_out"])
     for row in (best, losses[-1]):
         assert f"| {row['step']} | {row['training']:.3f} | {row['held_out']:.3f} |" in card
+
+
+def test_the_card_has_the_figures_that_were_measured() -> None:
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
+    oracle, quality_ = (json.loads((RESULTS / f"{name}-numpy.json").read_text()) for name in ("oracle", "quality"))
+    files = {**oracle["files"], **quality_["files"]}
+    assert files["pydoc.gguf"] == hashlib.sha256((FOLDER / "pydoc.gguf").read_bytes()).hexdigest()
+    assert files["last-f16.gguf"] in card
+    assert f"NMSE at most {max(row['largest_nmse'] for row in oracle['rows']):.1e}".replace("e-0", "e-") in card
+    assert [(row["n_positions"], row["n_other_top1"]) for row in oracle["rows"]] == [(199, 0)] * 5
+    for row in quality_["rows"][2:]:
+        assert f"| {row['kl']:.4f} | {row['top1']:.2%} | {row['loss']:.4f} |".replace("%", " %") in card
 
 
 @pytest.mark.parametrize("builder", [WheelBuilder, SdistBuilder])

@@ -19,6 +19,11 @@ def expression(type_name: str, n_embd: int) -> str:
     return f"embed<{type_name}, {n_embd}>"
 
 
+def bytes_moved(row_n_bytes: int, n_embd: int) -> int:
+    """Return the bytes that one token's row, read as it lies in the file and written as f32, comes to."""
+    return row_n_bytes + 4 * n_embd
+
+
 def embed(kernels: Kernels, type_name: str, rows: cupy.ndarray, x: cupy.ndarray) -> cupy.ndarray:
     """Write the weights of rows (n_tokens, row_n_bytes) u8 to x (n_tokens, n_embd) f32 and return it."""
     n_tokens, n_embd = x.shape

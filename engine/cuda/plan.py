@@ -71,7 +71,6 @@ def expressions(config: ModelConfig, tensors: Mapping[str, TensorInfo], dispatch
     """Return the name expressions of every kernel that prefill and decode launch, sorted."""
     names = {node.expression for node in step(config, tensors, dispatch)}
     names |= {gemv.repack_expression(t.type) for t in tensors.values() if quants.is_quantized(t.type)}
-    names.add(embed.expression(tensors["token_embd.weight"].type, config.n_embd))
     names |= set(rms_norm.expressions(config, MAX_PACK))
     return sorted(names | set(packs.expressions()) | {IQ3S_GRID})
 
@@ -80,6 +79,9 @@ def step(
     config: ModelConfig, tensors: Mapping[str, TensorInfo], dispatch: Dispatch, position: int = 0
 ) -> Iterator[Node]:
     """Yield the launches of the decode step for the token at `position`, in their order."""
+    table = tensors["token_embd.weight"]
+    moved = embed.bytes_moved(table.n_bytes // table.n_rows, config.n_embd)
+    yield Node(embed.expression(table.type, config.n_embd), None, "around", (), moved)
     for il in range(config.n_layer):
         yield from _layer(config, tensors, dispatch, il, position)
     head = tensors["token_embd.weight" if config.tied_output else "output.weight"]

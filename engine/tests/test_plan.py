@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cuda import argmax, attention, gated_delta, rms_norm
+from engine.cuda import argmax, attention, embed, gated_delta, rms_norm
 from engine.cuda.dispatch import Dispatch
 from engine.cuda.plan import Node, expressions, matrix_nodes, step
 from engine.cuda.streams import Target
@@ -35,19 +35,19 @@ def nodes(model: ModelFile, config: ModelConfig) -> list[Node]:
 
 def test_a_step_has_these_launches_in_this_order(nodes: list[Node]) -> None:
     """Three layers of Gated DeltaNet, one of attention; 256 weights in a row are too few to be streamed."""
-    assert [node.op for node in nodes] == [*RECURRENT * 3, *ATTENTION, "rms_norm", "gemv", "argmax"]
-    assert [node.kind for node in nodes] == ["recurrent"] * 21 + ["attention"] * 9 + ["around"] * 3
+    assert [node.op for node in nodes] == ["embed", *RECURRENT * 3, *ATTENTION, "rms_norm", "gemv", "argmax"]
+    assert [node.kind for node in nodes] == ["around", *["recurrent"] * 21, *["attention"] * 9, *["around"] * 3]
     assert [node.layer for node in nodes[-4:]] == [3, None, None, None]
 
 
 def test_a_launch_names_its_matrices(nodes: list[Node]) -> None:
-    first = nodes[1]
+    first = nodes[2]
     assert first.stems == "attn_qkv+attn_gate+ssm_alpha+ssm_beta"
     assert first.shape == "1280+768+6+6 x 256"
     assert first.types == "Q4_K+Q8_0+F32+F32"
     assert first.weights_n_bytes == 1280 * 144 + 768 * 8 * 34 + 2 * 6 * 256 * 4
     assert first.n_bytes == first.weights_n_bytes + (256 + 64 + 4 * 256) + 4 * (1280 + 768 + 6 + 6)
-    assert (nodes[0].stems, nodes[0].shape, nodes[0].types) == ("", "", "")
+    assert (nodes[1].stems, nodes[1].shape, nodes[1].types) == ("", "", "")
 
 
 def test_every_matrix_is_read_once(nodes: list[Node], model: ModelFile) -> None:
@@ -82,6 +82,7 @@ def test_the_bytes_of_the_27b_model(config: ModelConfig) -> None:
     assert gated_delta.bytes_moved(sizes) == state + conv + read + 5 * 6144 + 8 * 192
     assert rms_norm.bytes_moved(5120) == 13 * 5120 + 8 * 160
     assert argmax.bytes_moved(248320) == 993_280
+    assert embed.bytes_moved(20 * 144, 5120) == 2_880 + 20_480
 
 
 def test_all_that_a_step_launches_is_compiled(model: ModelFile, config: ModelConfig, nodes: list[Node]) -> None:

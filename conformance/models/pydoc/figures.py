@@ -1,4 +1,4 @@
-"""What a comparison found, as a file for results/facts: machine, versions, files, and one row a variant."""
+"""What a comparison found, as a file for results/pydoc: machine, versions, files, and one row a variant."""
 
 from __future__ import annotations
 

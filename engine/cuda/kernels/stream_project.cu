@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     };
     const R ring{shared + warp * R::N_BYTES, warp < N_WARPS ? share.n_of_warp(warp, N_WARPS) : 0};
     take_normed<N_IN>(input, normed, NormInput{x, norm_weight, eps}, [&] {
-        ring.fill(ask);
-        if (warp < N_WARPS || int(blockIdx.x) >= n_float) return;
+        if (warp < N_WARPS) return ring.fill(ask);  // the last one has no room for a ring
+        if (int(blockIdx.x) >= n_float) return;
         floats(blockIdx.x, [&](auto format, const Part& part, int row) {
             prefetch_run(part.w + i64(row) * N_IN * decltype(format)::N_BYTES, N_IN * decltype(format)::N_BYTES);
         });
