@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 import io
-import os
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
