@@ -28,6 +28,7 @@ from conformance.bench.records import (
 from conformance.checks import CheckResult
 from conformance.errors import RecordError
 from conformance.facts import FACTS_FOLDER, page_findings, verify_facts
+from conformance.models.pydoc.figures import FIGURES_FOLDER, verify_figures
 from conformance.records import Record, read_record
 from conformance.scenario import (
     FinalGreedyTokenId,
@@ -76,6 +77,8 @@ def verify_row(path: Path, scenarios: dict[str, Scenario]) -> Iterator[str]:
         data = load_json(path)
         if path.parent.name == FACTS_FOLDER:
             yield from verify_facts(data)
+        elif path.parent.name == FIGURES_FOLDER:
+            yield from verify_figures(data)
         elif isinstance(data, dict) and data.get("kind") == "bench":
             yield from verify_bench(path, data, scenarios)
         elif isinstance(data, dict) and data.get("kind") == "ops":

@@ -14,6 +14,8 @@ from gguf import GGUFReader
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
+from conformance.bench.verify import verify_paths
+from conformance.models.pydoc import figures
 from conformance.models.pydoc.compare import LARGEST_TIE, LIMIT, agreement, row_of
 from conformance.models.pydoc.corpus import HELD_OUT, load_corpus
 from conformance.models.pydoc.quality import quality
@@ -125,3 +127,19 @@ def test_a_row_is_right_within_both_limits() -> None:
     assert other.widest_tie == pytest.approx(np.log(0.5 / 0.3))
     assert not replace(equal, largest_nmse=2 * LIMIT).is_right
     assert not replace(equal, widest_tie=LARGEST_TIE).is_right
+
+
+def test_figures_are_written_with_what_they_are_of_and_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "version", lambda name: f"{name} 1")
+    (tmp_path / "m.gguf").write_bytes(b"weights")
+    out = tmp_path / "pydoc" / "quality-numpy.json"
+    out.parent.mkdir()
+    figures.write_figures(out, "counted", [tmp_path / "m.gguf"], [{"variant": "a", "kl": 0.5}])
+    found = json.loads(out.read_text())
+    assert found["files"] == {"m.gguf": hashlib.sha256(b"weights").hexdigest()}
+    assert (found["rows"], found["versions"]["torch"]) == ([{"variant": "a", "kl": 0.5}], "torch 1")
+    assert verify_paths([tmp_path]) == ([], 1)
+    out.write_text(json.dumps(found | {"rows": []}))
+    assert verify_paths([out]) == ([f"{out}: rows: List should have at least 1 item after validation, not 0"], 1)
