@@ -202,6 +202,7 @@ def test_a_device_that_fails_is_one_line(
         raise lost("cudaErrorIllegalAddress:\nan illegal memory access was encountered")
 
     monkeypatch.setattr(cli, "load_engine", fail)
+    monkeypatch.setattr("os._exit", sys.exit)  # it would end the tests too
     assert run(monkeypatch, *generate(model)) == 1
     line = r"cudaErrorIllegalAddress:\nan illegal memory access was encountered"
     says = f"error: the device failed, what it held is lost: {line}; run again"
