@@ -1,5 +1,5 @@
 // stream_gate_up: y[r] = silu(G[r] . h) * (U[r] . h) for one token, h = rms_norm(x); y quantised in groups of 32 rows
-// G, U (n_ff, N_IN) in planes of formats FG and FU, N_IN a multiple of 1024, n_ff of 32; x, norm_weight (N_IN) f32;
+// G, U (n_ff, N_IN) in strips of formats FG and FU, N_IN a multiple of 1024, n_ff of 32; x, norm_weight (N_IN) f32;
 // y (n_ff) f32, y_q (n_ff) i8, y_scales (n_ff / 32); done (n_ff / 32) u32, zero before the first call and after each:
 // rows of a group that are there
 // bytes    both matrices once, 8 * N_IN per block, 5.25 * n_ff written
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         for (int j = 0; j < G::n_strips(PIECE); j++) {
             const int s = (PIECE * N_STRIPS + j) * WARP + lane;
             const GroupActivations a = input->group(s);
-            g = add(g, G::term(stage, j, s, a, G::tail(PIECE, row), grid));
-            u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::tail(PIECE, row), grid));
+            g = add(g, G::term(stage, j, s, a, G::late(PIECE, row), grid));
+            u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::late(PIECE, row), grid));
         }
         if constexpr (PIECE == G::N - 1) {
             const float product = mul(silu(tree(g)), tree(u));

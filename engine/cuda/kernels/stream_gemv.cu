@@ -1,5 +1,5 @@
 // stream_gemv: y[r] = residual[r] + W[r] . h for one token, h quantised
-// W (n_out, N_IN) in planes of format F, N_IN a multiple of 1024; q (N_IN) i8 with scales (N_IN / 32);
+// W (n_out, N_IN) in strips of format F, N_IN a multiple of 1024; q (N_IN) i8 with scales (N_IN / 32);
 // residual, y (n_out) f32, which may be the same
 // bytes    the matrix once, 1.25 * N_IN per block
 // launch   grid (blocks, at best one a multiprocessor), block (512), dynamic shared memory: streams.py counts it
@@ -28,12 +28,12 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     float acc = 0.0f, before = 0.0f;
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         constexpr int PIECE = decltype(piece)::value;
-        const int row = share.begin + warp + i * STREAM_WARPS, tail = P::tail(PIECE, row);
+        const int row = share.begin + warp + i * STREAM_WARPS, late = P::late(PIECE, row);
         if (PIECE == 0) before = residual[row];
 #pragma unroll
         for (int j = 0; j < P::n_strips(PIECE); j++) {
             const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-            acc = add(acc, P::term(stage, j, s, input->group(s), tail, grid));
+            acc = add(acc, P::term(stage, j, s, input->group(s), late, grid));
         }
         if constexpr (PIECE == P::N - 1) {
             const float sum = tree(acc);

@@ -1,5 +1,5 @@
 // stream_project: y_i = W_i h for one token and up to four matrices that share the input h = rms_norm(x)
-// W_i (n_out_i, N_IN) in planes of format F_i, N_IN a multiple of 1024; x, norm_weight (N_IN) f32; y_i (n_out_i) f32;
+// W_i (n_out_i, N_IN) in strips of format F_i, N_IN a multiple of 1024; x, norm_weight (N_IN) f32; y_i (n_out_i) f32;
 // Absent fills unused places
 // bytes    all matrices once, 8 * N_IN per block
 // launch   grid (blocks, at best one a multiprocessor), block (512), dynamic shared memory
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
 #pragma unroll
             for (int j = 0; j < P::n_strips(PIECE); j++) {
                 const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-                acc = add(acc, P::term(stage, j, s, input->group(s), P::tail(PIECE, row), grid));
+                acc = add(acc, P::term(stage, j, s, input->group(s), P::late(PIECE, row), grid));
             }
             if constexpr (PIECE == P::N - 1) {
                 const float sum = tree(acc);
