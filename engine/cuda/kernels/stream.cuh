@@ -258,15 +258,14 @@ struct NormInput {
     float eps;
 };
 
-// Wait for the kernel before, normalise the token and quantise it to shared memory; fill: what may start before.
-template <int N_IN, class Fill>
-__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Fill fill) {
+// Normalise the token and quantise it to shared memory; wait() returns when the token is there.
+template <int N_IN, class Wait>
+__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Wait wait) {
     static_assert(N_IN % (4 * LANES_EMBD) == 0);
     const bool is_lane = threadIdx.x < LANES_EMBD;
     NormRow<N_IN> row;
     if (is_lane) row.load_weight(from.weight);
-    fill();
-    dependency_wait();
+    wait();
     if (is_lane) row.load(from.x);
     const float scale = row.scale(from.eps);
     if (is_lane) to->quantize(row, scale, x);

@@ -21,32 +21,22 @@ __device__ __forceinline__ bool completes_group(u32* done, u32 n) {
     return is_whole;
 }
 
-template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES>
-__global__ void __launch_bounds__(STREAM_THREADS, 1)
-    stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
-                   float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
+// The rows of one warp, piece by piece; a stage has a piece of both matrices.
+template <class FG, class FU, int N_IN, int N_STRIPS>
+struct GateUpRows {
     using G = Pieces<FG, N_IN, N_STRIPS>;
     using U = Pieces<FU, N_IN, N_STRIPS>;
-    using R = Ring<G::N, N_STAGES, G::N_BYTES + U::N_BYTES, 2>;
-    extern __shared__ __align__(16) u8 shared[];
-    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * R::N_BYTES);
-    const u32* grid = nullptr;
-    if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const Share share = Share::of_block(n_ff, 0);
-    const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
-        constexpr int PIECE = decltype(piece)::value;
-        const int row = share.begin + warp + i * STREAM_WARPS;
-        G::template ask<PIECE>(stage, gate, n_ff, row, barrier);
-        U::template ask<PIECE>(stage + G::N_BYTES, up, n_ff, row, barrier);
-    };
-    const R ring{shared + warp * R::N_BYTES, share.n_of_warp(warp, STREAM_WARPS)};
-    take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
-    release_dependents();
+    const SharedInput<N_IN>* input;
+    const u32* grid;
+    float* y;
+    u32 op;
+    u32* fault;
     float g = 0.0f, u = 0.0f;
-    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
-        constexpr int PIECE = decltype(piece)::value;
-        const int row = share.begin + warp + i * STREAM_WARPS;
+
+    template <class Piece>
+    __device__ __forceinline__ void use(Piece piece, int row, const u8* stage) {
+        constexpr int PIECE = Piece::value;
+        const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int j = 0; j < G::n_strips(PIECE); j++) {
             const int s = (PIECE * N_STRIPS + j) * WARP + lane;
@@ -62,11 +52,49 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
                 y[row] = product;
             }
         }
-    });
+    }
+};
+
+// Quantise the groups of a block's rows: all threads, when the block's rows are done.
+__device__ __forceinline__ void quantize_groups(const Share& share, const float* y, i8* y_q, GroupScale* y_scales,
+                                                u32* done) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     __syncthreads();
     for (int group = share.begin / SUB_BLOCK + warp; group * SUB_BLOCK < share.end; group += STREAM_WARPS) {
         const int first = max(share.begin, group * SUB_BLOCK), last = min(share.end, (group + 1) * SUB_BLOCK);
         if (last - first < SUB_BLOCK && !completes_group(done + group, last - first)) continue;
         quantize_group(__ldcg(y + group * SUB_BLOCK + lane), group, y_q, y_scales, lane);
     }
+}
+
+template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES>
+__global__ void __launch_bounds__(STREAM_THREADS, 1)
+    stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
+                   float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
+    using G = Pieces<FG, N_IN, N_STRIPS>;
+    using U = Pieces<FU, N_IN, N_STRIPS>;
+    using R = Ring<G::N, N_STAGES, G::N_BYTES + U::N_BYTES, 2>;
+    extern __shared__ __align__(16) u8 shared[];
+    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * R::N_BYTES);
+    const u32* grid = nullptr;
+    if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
+    const int warp = threadIdx.x / WARP;
+    const Share share = Share::of_block(n_ff, 0);
+    const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
+        constexpr int PIECE = decltype(piece)::value;
+        const int row = share.begin + warp + i * STREAM_WARPS;
+        G::template ask<PIECE>(stage, gate, n_ff, row, barrier);
+        U::template ask<PIECE>(stage + G::N_BYTES, up, n_ff, row, barrier);
+    };
+    const R ring{shared + warp * R::N_BYTES, share.n_of_warp(warp, STREAM_WARPS)};
+    take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] {
+        ring.fill(ask);
+        dependency_wait();
+    });
+    release_dependents();
+    GateUpRows<FG, FU, N_IN, N_STRIPS> rows{input, grid, y, op, fault};
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
+        rows.use(piece, share.begin + warp + i * STREAM_WARPS, stage);
+    });
+    quantize_groups(share, y, y_q, y_scales, done);
 }
