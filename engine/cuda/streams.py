@@ -104,10 +104,15 @@ class _Cut:
 def _cut(strips_of_row: int, n_strips: int, n_warps: int, strip_n_bytes: Sequence[int], room_n_bytes: int) -> _Cut:
     """Return what pieces of n_strips come to; while one of the stages is in use, the others are on their way."""
     n_pieces = -(-strips_of_row // n_strips)
-    stage_n_bytes = n_warps * (16 + sum(-(-n_strips * n_bytes // 16) * 16 + 16 for n_bytes in strip_n_bytes))
+    stage_n_bytes = n_warps * (16 + sum(_piece_n_bytes(n_strips, n_bytes) for n_bytes in strip_n_bytes))
     n_stages = min(room_n_bytes // stage_n_bytes, MOST_STAGES)
     in_flight = (n_stages - 1) * strips_of_row / n_pieces * n_warps * sum(strip_n_bytes)
     return _Cut(n_strips, n_stages, n_stages * stage_n_bytes, in_flight)
+
+
+def _piece_n_bytes(n_strips: int, strip_n_bytes: int) -> int:
+    """Return the room for a piece: where strips have a tail of 8 bytes, that may begin 8 bytes late."""
+    return -(-n_strips * strip_n_bytes // 16) * 16 + (16 if strip_n_bytes % 16 else 0)
 
 
 def strip_n_bytes(type_name: str) -> int:

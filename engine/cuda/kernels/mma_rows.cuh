@@ -64,18 +64,25 @@ struct RowPieces {
     typename Fragment<F>::Piece piece[4];
     typename Fragment<F>::Meta meta;
     u32 first[4], first_own;  // sub-blocks of those rows; rows behind the matrix read the last one
+    u32 n_sub_all;
 
     __device__ __forceinline__ void place(int row, int n_out, int n_sub) {
         const int lane = threadIdx.x % WARP;
+        n_sub_all = u32(n_out) * n_sub;
 #pragma unroll
         for (int r = 0; r < 4; ++r) first[r] = u32(min(row + lane / 4 + 8 * r, n_out - 1)) * n_sub;
         first_own = u32(min(row + lane, n_out - 1)) * n_sub;
     }
 
-    __device__ __forceinline__ void load(const u8* own, const u8* w, i64 n_sub_all, int s) {
+    __device__ __forceinline__ SubBlock<F> at(const u8* w, u32 i) const {
+        const u32 strip = i / STRIP_SUBS;
+        return {w, n_sub_all, i, strip, min(STRIP_SUBS, int(n_sub_all - strip * STRIP_SUBS))};
+    }
+
+    __device__ __forceinline__ void load(const u8* own, const u8* w, int s) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) piece[r] = Fragment<F>::load(own, w, n_sub_all, first[r] + s, threadIdx.x % 4);
-        meta = Fragment<F>::load_meta(w, n_sub_all, first_own + s);
+        for (int r = 0; r < 4; ++r) piece[r] = Fragment<F>::load(own, at(w, first[r] + s), threadIdx.x % 4);
+        meta = Fragment<F>::load_meta(at(w, first_own + s));
     }
 };
 
@@ -188,7 +195,6 @@ __device__ __forceinline__ void add_terms(const Coefficients<F>& c, const Dots<F
 template <class F>
 struct WarpRows {
     const u8 *w, *own;
-    i64 n_sub_all;
     int n_tiles;
     RowPieces<F> rows;
     TokenTiles tiles;
@@ -199,10 +205,9 @@ struct WarpRows {
         largest = 0;
         own = hide_origin(w + threadIdx.x % 4 * Fragment<F>::LANE_N_BYTES);
         n_tiles = block.n_tiles;
-        n_sub_all = i64(n_out) * pack.n_sub();
         rows.place(block.row, n_out, pack.n_sub());
         tiles.place(pack, block.tile);
-        rows.load(own, w, n_sub_all, s);
+        rows.load(own, w, s);
         dependency_wait();  // weights are on their way while the kernel before ends
         const u8 *q = tiles.q_at(s), *scales = tiles.scales_at(s);
 #pragma unroll
@@ -222,7 +227,7 @@ struct WarpRows {
         largest = max(largest, __float_as_uint(fabsf(scale.scale)));
         Coefficients<F> c;
         c.share(scale);
-        rows.load(own, w, n_sub_all, next);
+        rows.load(own, w, next);
         const u8 *q = tiles.q_at(next), *scales = tiles.scales_at(next);
         Dots<F> dots[2];
         dots[0].multiply(a, a_high, tokens[0].q);
@@ -305,7 +310,7 @@ __device__ __noinline__ void damaged_results(const u8* w, int n_out, Pack pack, 
             const Input h = pack.token(block.token() + t);
             float acc = 0.0f;
             for (int s = threadIdx.x % WARP; s < n_sub; s += WARP)
-                acc = add(acc, sub_block_term<F>(F::load(w, i64(n_out) * n_sub, row * n_sub + s), s, h));
+                acc = add(acc, sub_block_term<F>(F::load(spot_of<F>(w, i64(n_out) * n_sub, row * n_sub + s)), s, h));
             const float sum = tree(acc);
             if (threadIdx.x % WARP == 0) sums[slot(r, t)] = sum;
         }

@@ -1,5 +1,5 @@
 // pack_gate_up: y[t, r] = silu(G[r] . h[t]) * (U[r] . h[t]) for two or more tokens, then quantised in groups of 32 rows
-// G, U (n_ff, n_in) in planes of the formats of those numbers; h as for pack_rows; y (n_tokens, n_ff) f32, q (n_tokens,
+// G, U (n_ff, n_in) in strips of the formats of those numbers; h as for pack_rows; y (n_tokens, n_ff) f32, q (n_tokens,
 // n_ff) i8, scales (n_tokens, n_ff / 32); q and scales only where n_ff is a multiple of 32
 // bytes   both matrices once for every 40 tokens, activations twice for every 32 rows from L2, 5.25 * n_tokens * n_ff
 //         written

@@ -121,51 +121,47 @@ struct GroupActivations {
     float2 scale;
 };
 
-// Pieces of a row, N_STRIPS strips each (the last may have fewer), laid out in shared memory as matrices of their own.
-// Copies begin and end at multiples of 16 bytes. Only the last plane of a format may have 8 bytes a strip: its part of a
-// piece then begins 8 bytes late where the number of strips before it is odd, and there is room for that.
+// Pieces of a row, N_STRIPS strips each (the last may have fewer), laid out in shared memory as in the matrix: strips,
+// then their part of the tail. Copies begin and end at multiples of 16 bytes: where the number of strips before it is
+// odd, a part of the tail, 8 bytes a strip, begins 8 bytes late, and there is room for that.
 template <class F, int N_IN, int N_STRIPS>
 struct Pieces {
     static constexpr int OF_ROW = N_IN / STRIP, N = (OF_ROW + N_STRIPS - 1) / N_STRIPS;
-    static constexpr int N_SUB = N_STRIPS * WARP, N_BYTES = (N_SUB / F::SUBS * F::BLOCK_N_BYTES + 15) / 16 * 16 + 16;
-    static constexpr bool HAS_TAIL = F::strip_n_bytes(F::N_PLANES - 1) % 16 == 8;
+    static constexpr bool HAS_TAIL = F::TAIL_N_BYTES > 0;
+    static constexpr int TAIL_AT = N_STRIPS * F::STRIP_N_BYTES;
+    static constexpr int N_BYTES = (TAIL_AT + N_STRIPS * F::TAIL_N_BYTES + 15) / 16 * 16 + (HAS_TAIL ? 16 : 0);
+    static_assert(F::STRIP_N_BYTES % 16 == 0 && F::TAIL_N_BYTES % 8 == 0);
 
     __device__ __forceinline__ static constexpr int n_strips(int piece) {
         return OF_ROW - piece * N_STRIPS < N_STRIPS ? OF_ROW - piece * N_STRIPS : N_STRIPS;
     }
 
-    __device__ __forceinline__ static int tail(int piece, i64 row) {
+    // How many bytes late the tail of a piece begins.
+    __device__ __forceinline__ static int late(int piece, i64 row) {
         return HAS_TAIL ? 8 * (int(row * OF_ROW + piece * N_STRIPS) & 1) : 0;
-    }
-
-    // Bytes to copy of one plane of a piece, the last plane's beginning `tail` bytes late.
-    __device__ __forceinline__ static int run_n_bytes(int piece, int plane, int tail) {
-        const int n_bytes = n_strips(piece) * F::strip_n_bytes(plane);
-        return plane == F::N_PLANES - 1 ? (tail + n_bytes + 15) / 16 * 16 : n_bytes;
     }
 
     // Ask for piece P of a row.
     template <int P>
     __device__ __forceinline__ static void ask(u8* to, const u8* w, i64 n_out, i64 row, u64* barrier) {
-        const int late = tail(P, row);
-        int n_bytes = 0;
-#pragma unroll
-        for (int plane = 0; plane < F::N_PLANES; plane++) n_bytes += run_n_bytes(P, plane, late);
-        if (threadIdx.x % WARP == 0) expect_bytes(barrier, n_bytes);
-#pragma unroll
-        for (int plane = 0; plane < F::N_PLANES; plane++) {
-            const int strip_n_bytes = F::strip_n_bytes(plane);
-            const u8* from = w + (row * OF_ROW + P * N_STRIPS) * strip_n_bytes;
-            copy_run(to, plane == F::N_PLANES - 1 ? from - late : from, run_n_bytes(P, plane, late), barrier);
-            to += N_STRIPS * strip_n_bytes;
-            w += n_out * (OF_ROW * strip_n_bytes);
+        constexpr int RUN_N_BYTES = n_strips(P) * F::STRIP_N_BYTES;
+        const i64 strip = row * OF_ROW + P * N_STRIPS;
+        const int late_n_bytes = late(P, row);
+        const int tail_n_bytes = HAS_TAIL ? (late_n_bytes + n_strips(P) * F::TAIL_N_BYTES + 15) / 16 * 16 : 0;
+        if (threadIdx.x % WARP == 0) expect_bytes(barrier, RUN_N_BYTES + tail_n_bytes);
+        copy_run(to, w + strip * F::STRIP_N_BYTES, RUN_N_BYTES, barrier);
+        if constexpr (HAS_TAIL) {
+            const u8* tail = w + n_out * (OF_ROW * F::STRIP_N_BYTES) + strip * F::TAIL_N_BYTES;
+            copy_run(to + TAIL_AT, tail - late_n_bytes, tail_n_bytes, barrier);
         }
     }
 
-    // The term of the lane's sub-block in strip i of a piece; s is its number in the row.
-    __device__ __forceinline__ static float term(const u8* piece, int i, int s, const GroupActivations& a, int tail,
+    // The term of the lane's sub-block in strip i of a piece whose tail is `late` bytes late; s: its number in a row.
+    __device__ __forceinline__ static float term(const u8* piece, int i, int s, const GroupActivations& a, int late,
                                                  const u32* grid) {
-        const auto raw = F::template load<InShared>(piece, N_SUB, i * WARP + int(threadIdx.x % WARP), tail);
+        const u8* tail = piece + TAIL_AT + i * F::TAIL_N_BYTES + late;
+        const Spot<const u8> spot{piece + i * F::STRIP_N_BYTES, tail, int(threadIdx.x % WARP), STRIP_SUBS};
+        const auto raw = F::template load<InShared>(spot);
         return term_of<F>(raw, s, Group(a.low, a.high), a.scale.x, a.scale.y, grid);
     }
 };
@@ -262,15 +258,14 @@ struct NormInput {
     float eps;
 };
 
-// Wait for the kernel before, normalise the token and quantise it to shared memory; fill: what may start before.
-template <int N_IN, class Fill>
-__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Fill fill) {
+// Normalise the token and quantise it to shared memory; wait() returns when the token is there.
+template <int N_IN, class Wait>
+__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Wait wait) {
     static_assert(N_IN % (4 * LANES_EMBD) == 0);
     const bool is_lane = threadIdx.x < LANES_EMBD;
     NormRow<N_IN> row;
     if (is_lane) row.load_weight(from.weight);
-    fill();
-    dependency_wait();
+    wait();
     if (is_lane) row.load(from.x);
     const float scale = row.scale(from.eps);
     if (is_lane) to->quantize(row, scale, x);

@@ -1,5 +1,5 @@
 // stream_gate_up: y[r] = silu(G[r] . h) * (U[r] . h) for one token, h = rms_norm(x); y quantised in groups of 32 rows
-// G, U (n_ff, N_IN) in planes of formats FG and FU, N_IN a multiple of 1024, n_ff of 32; x, norm_weight (N_IN) f32;
+// G, U (n_ff, N_IN) in strips of formats FG and FU, N_IN a multiple of 1024, n_ff of 32; x, norm_weight (N_IN) f32;
 // y (n_ff) f32, y_q (n_ff) i8, y_scales (n_ff / 32); done (n_ff / 32) u32, zero before the first call and after each:
 // rows of a group that are there
 // bytes    both matrices once, 8 * N_IN per block, 5.25 * n_ff written
@@ -21,6 +21,52 @@ __device__ __forceinline__ bool completes_group(u32* done, u32 n) {
     return is_whole;
 }
 
+// The rows of one warp, piece by piece; a stage has a piece of both matrices.
+template <class FG, class FU, int N_IN, int N_STRIPS>
+struct GateUpRows {
+    using G = Pieces<FG, N_IN, N_STRIPS>;
+    using U = Pieces<FU, N_IN, N_STRIPS>;
+    const SharedInput<N_IN>* input;
+    const u32* grid;
+    float* y;
+    u32 op;
+    u32* fault;
+    float g = 0.0f, u = 0.0f;
+
+    template <class Piece>
+    __device__ __forceinline__ void use(Piece piece, int row, const u8* stage) {
+        constexpr int PIECE = Piece::value;
+        const int lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int j = 0; j < G::n_strips(PIECE); j++) {
+            const int s = (PIECE * N_STRIPS + j) * WARP + lane;
+            const GroupActivations a = input->group(s);
+            g = add(g, G::term(stage, j, s, a, G::late(PIECE, row), grid));
+            u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::late(PIECE, row), grid));
+        }
+        if constexpr (PIECE == G::N - 1) {
+            const float product = mul(silu(tree(g)), tree(u));
+            g = u = 0.0f;
+            if (lane == 0) {
+                check_finite(product, op, fault);
+                y[row] = product;
+            }
+        }
+    }
+};
+
+// Quantise the groups of a block's rows: all threads, when the block's rows are done.
+__device__ __forceinline__ void quantize_groups(const Share& share, const float* y, i8* y_q, GroupScale* y_scales,
+                                                u32* done) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    __syncthreads();
+    for (int group = share.begin / SUB_BLOCK + warp; group * SUB_BLOCK < share.end; group += STREAM_WARPS) {
+        const int first = max(share.begin, group * SUB_BLOCK), last = min(share.end, (group + 1) * SUB_BLOCK);
+        if (last - first < SUB_BLOCK && !completes_group(done + group, last - first)) continue;
+        quantize_group(__ldcg(y + group * SUB_BLOCK + lane), group, y_q, y_scales, lane);
+    }
+}
+
 template <class FG, class FU, int N_IN, int N_STRIPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_THREADS, 1)
     stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
@@ -32,7 +78,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * R::N_BYTES);
     const u32* grid = nullptr;
     if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP;
     const Share share = Share::of_block(n_ff, 0);
     const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
         constexpr int PIECE = decltype(piece)::value;
@@ -41,32 +87,14 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         U::template ask<PIECE>(stage + G::N_BYTES, up, n_ff, row, barrier);
     };
     const R ring{shared + warp * R::N_BYTES, share.n_of_warp(warp, STREAM_WARPS)};
-    take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] { ring.fill(ask); });
-    release_dependents();
-    float g = 0.0f, u = 0.0f;
-    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
-        constexpr int PIECE = decltype(piece)::value;
-        const int row = share.begin + warp + i * STREAM_WARPS;
-#pragma unroll
-        for (int j = 0; j < G::n_strips(PIECE); j++) {
-            const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-            const GroupActivations a = input->group(s);
-            g = add(g, G::term(stage, j, s, a, G::tail(PIECE, row), grid));
-            u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::tail(PIECE, row), grid));
-        }
-        if constexpr (PIECE == G::N - 1) {
-            const float product = mul(silu(tree(g)), tree(u));
-            g = u = 0.0f;
-            if (lane == 0) {
-                check_finite(product, op, fault);
-                y[row] = product;
-            }
-        }
+    take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] {
+        ring.fill(ask);
+        dependency_wait();
     });
-    __syncthreads();
-    for (int group = share.begin / SUB_BLOCK + warp; group * SUB_BLOCK < share.end; group += STREAM_WARPS) {
-        const int first = max(share.begin, group * SUB_BLOCK), last = min(share.end, (group + 1) * SUB_BLOCK);
-        if (last - first < SUB_BLOCK && !completes_group(done + group, last - first)) continue;
-        quantize_group(__ldcg(y + group * SUB_BLOCK + lane), group, y_q, y_scales, lane);
-    }
+    release_dependents();
+    GateUpRows<FG, FU, N_IN, N_STRIPS> rows{input, grid, y, op, fault};
+    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
+        rows.use(piece, share.begin + warp + i * STREAM_WARPS, stage);
+    });
+    quantize_groups(share, y, y_q, y_scales, done);
 }

@@ -1,5 +1,5 @@
 // stream_project: y_i = W_i h for one token and up to four matrices that share the input h = rms_norm(x)
-// W_i (n_out_i, N_IN) in planes of format F_i, N_IN a multiple of 1024; x, norm_weight (N_IN) f32; y_i (n_out_i) f32;
+// W_i (n_out_i, N_IN) in strips of format F_i, N_IN a multiple of 1024; x, norm_weight (N_IN) f32; y_i (n_out_i) f32;
 // Absent fills unused places
 // bytes    all matrices once, 8 * N_IN per block
 // launch   grid (blocks, at best one a multiprocessor), block (512), dynamic shared memory
@@ -43,6 +43,25 @@ __device__ __forceinline__ bool in_part(int& row, const Part& part, Use use) {
     return false;
 }
 
+// Add the terms of a piece to the lane's sum; after the last piece of a row one lane calls put(sum of the row).
+template <class F, int N_IN, int N_STRIPS, class Piece, class Put>
+__device__ __forceinline__ void use_piece(Piece piece, int row, const u8* stage, const SharedInput<N_IN>* input,
+                                          const u32* grid, float& acc, Put put) {
+    using P = Pieces<F, N_IN, N_STRIPS>;
+    constexpr int PIECE = Piece::value;
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int j = 0; j < P::n_strips(PIECE); j++) {
+        const int s = (PIECE * N_STRIPS + j) * WARP + lane;
+        acc = add(acc, P::term(stage, j, s, input->group(s), P::late(PIECE, row), grid));
+    }
+    if constexpr (PIECE == P::N - 1) {
+        const float sum = tree(acc);
+        acc = 0.0f;
+        if (lane == 0) put(sum);
+    }
+}
+
 template <int N_IN, class FA, class FB, class FC, class FD, int N_STRIPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_THREADS, 1)
     stream_project(const u8* wa, int n_a, float* ya, const u8* wb, int n_b, float* yb, const u8* wc, int n_c, float* yc,
@@ -83,11 +102,15 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     };
     const R ring{shared + warp * R::N_BYTES, warp < N_WARPS ? share.n_of_warp(warp, N_WARPS) : 0};
     take_normed<N_IN>(input, normed, NormInput{x, norm_weight, eps}, [&] {
-        if (warp < N_WARPS) return ring.fill(ask);  // the last one has no room for a ring
-        if (int(blockIdx.x) >= n_float) return;
-        floats(blockIdx.x, [&](auto format, const Part& part, int row) {
-            prefetch_run(part.w + i64(row) * N_IN * decltype(format)::N_BYTES, N_IN * decltype(format)::N_BYTES);
-        });
+        if (warp < N_WARPS) {  // the last one has no room for a ring
+            ring.fill(ask);
+        } else if (int(blockIdx.x) < n_float) {
+            floats(blockIdx.x, [&](auto format, const Part& part, int row) {
+                constexpr int ROW_N_BYTES = N_IN * decltype(format)::N_BYTES;
+                prefetch_run(part.w + i64(row) * ROW_N_BYTES, ROW_N_BYTES);
+            });
+        }
+        dependency_wait();
     });
     release_dependents();
     if (HAS_FLOAT && warp == N_WARPS) {
@@ -100,19 +123,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     }
     float acc = 0.0f;
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
-        constexpr int PIECE = decltype(piece)::value;
         streamed(share.begin + warp + i * N_WARPS, [&](auto format, const Part& part, int row) {
-            using P = Pieces<decltype(format), N_IN, N_STRIPS>;
-#pragma unroll
-            for (int j = 0; j < P::n_strips(PIECE); j++) {
-                const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-                acc = add(acc, P::term(stage, j, s, input->group(s), P::tail(PIECE, row), grid));
-            }
-            if constexpr (PIECE == P::N - 1) {
-                const float sum = tree(acc);
-                acc = 0.0f;
-                if (lane == 0) part.y[row] = sum;
-            }
+            use_piece<decltype(format), N_IN, N_STRIPS>(piece, row, stage, input, grid, acc,
+                                                        [&](float sum) { part.y[row] = sum; });
         });
     });
 }

@@ -79,10 +79,10 @@ def on_device(kernels: Any, type_name: str, raw: NDArray[np.uint8]) -> gemv.Devi
     n_out, n_in = raw.shape[0], gemv.n_in_of_row(type_name, raw.shape[1])
     data = cupy.asarray(raw.reshape(-1))
     if quants.is_quantized(type_name):
-        planes = poisoned(data.shape, np.uint8)
+        strips = poisoned(data.shape, np.uint8)
         n_sub = n_out * n_in // 32
-        gemv.repack(kernels, type_name, data, planes, n_sub, 0, n_sub)
-        data = planes
+        gemv.repack(kernels, type_name, data, strips, n_sub, 0, n_sub)
+        data = strips
     return gemv.DeviceMatrix(type_name, n_in, n_out, data)
 
 
