@@ -251,29 +251,6 @@ struct __align__(16) SharedInput {
     }
 };
 
-// The groups of activations that meet a lane's sub-blocks, the same in every row: in registers where rows are short.
-constexpr int MOST_HELD_STRIPS = 6;
-template <int N_IN, bool IS_HELD = N_IN / STRIP <= MOST_HELD_STRIPS>
-struct LaneGroups {
-    GroupActivations held[N_IN / STRIP];
-
-    __device__ __forceinline__ explicit LaneGroups(const SharedInput<N_IN>* input) {
-#pragma unroll
-        for (int i = 0; i < N_IN / STRIP; i++) held[i] = input->group(i * WARP + int(threadIdx.x % WARP));
-    }
-    // Of strip i of a row.
-    __device__ __forceinline__ GroupActivations of_strip(int i) const { return held[i]; }
-};
-template <int N_IN>
-struct LaneGroups<N_IN, false> {
-    const SharedInput<N_IN>* input;
-
-    __device__ __forceinline__ explicit LaneGroups(const SharedInput<N_IN>* from) : input(from) {}
-    __device__ __forceinline__ GroupActivations of_strip(int i) const {
-        return input->group(i * WARP + int(threadIdx.x % WARP));
-    }
-};
-
 // The token that a kernel normalises itself.
 struct NormInput {
     const float* x;

@@ -26,7 +26,7 @@ template <class FG, class FU, int N_IN, int N_STRIPS>
 struct GateUpRows {
     using G = Pieces<FG, N_IN, N_STRIPS>;
     using U = Pieces<FU, N_IN, N_STRIPS>;
-    LaneGroups<N_IN> groups;
+    const SharedInput<N_IN>* input;
     const u32* grid;
     float* y;
     u32 op;
@@ -40,7 +40,7 @@ struct GateUpRows {
 #pragma unroll
         for (int j = 0; j < G::n_strips(PIECE); j++) {
             const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-            const GroupActivations a = groups.of_strip(PIECE * N_STRIPS + j);
+            const GroupActivations a = input->group(s);
             g = add(g, G::term(stage, j, s, a, G::late(PIECE, row), grid));
             u = add(u, U::term(stage + G::N_BYTES, j, s, a, U::late(PIECE, row), grid));
         }
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         dependency_wait();
     });
     release_dependents();
-    GateUpRows<FG, FU, N_IN, N_STRIPS> rows{LaneGroups<N_IN>(input), grid, y, op, fault};
+    GateUpRows<FG, FU, N_IN, N_STRIPS> rows{input, grid, y, op, fault};
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         rows.use(piece, share.begin + warp + i * STREAM_WARPS, stage);
     });

@@ -9,7 +9,7 @@
 template <class F, int N_IN, int N_STRIPS>
 struct GemvRows {
     using P = Pieces<F, N_IN, N_STRIPS>;
-    LaneGroups<N_IN> groups;
+    const SharedInput<N_IN>* input;
     const u32* grid;
     const float* residual;
     float* y;
@@ -23,7 +23,7 @@ struct GemvRows {
 #pragma unroll
         for (int j = 0; j < P::n_strips(PIECE); j++) {
             const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-            acc = add(acc, P::term(stage, j, s, groups.of_strip(PIECE * N_STRIPS + j), late, grid));
+            acc = add(acc, P::term(stage, j, s, input->group(s), late, grid));
         }
         if constexpr (PIECE == P::N - 1) {
             const float sum = tree(acc);
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
     input->copy(q, scales);
     __syncthreads();
     release_dependents();
-    GemvRows<F, N_IN, N_STRIPS> rows{LaneGroups<N_IN>(input), grid, residual, y};
+    GemvRows<F, N_IN, N_STRIPS> rows{input, grid, residual, y};
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         rows.use(piece, share.begin + warp + i * STREAM_WARPS, stage);
     });

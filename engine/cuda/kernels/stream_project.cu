@@ -45,7 +45,7 @@ __device__ __forceinline__ bool in_part(int& row, const Part& part, Use use) {
 
 // Add the terms of a piece to the lane's sum; after the last piece of a row one lane calls put(sum of the row).
 template <class F, int N_IN, int N_STRIPS, class Piece, class Put>
-__device__ __forceinline__ void use_piece(Piece piece, int row, const u8* stage, const LaneGroups<N_IN>& groups,
+__device__ __forceinline__ void use_piece(Piece piece, int row, const u8* stage, const SharedInput<N_IN>* input,
                                           const u32* grid, float& acc, Put put) {
     using P = Pieces<F, N_IN, N_STRIPS>;
     constexpr int PIECE = Piece::value;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void use_piece(Piece piece, int row, const u8* stage,
 #pragma unroll
     for (int j = 0; j < P::n_strips(PIECE); j++) {
         const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-        acc = add(acc, P::term(stage, j, s, groups.of_strip(PIECE * N_STRIPS + j), P::late(PIECE, row), grid));
+        acc = add(acc, P::term(stage, j, s, input->group(s), P::late(PIECE, row), grid));
     }
     if constexpr (PIECE == P::N - 1) {
         const float sum = tree(acc);
@@ -121,11 +121,10 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
             });
         }
     }
-    const LaneGroups<N_IN> groups(input);
     float acc = 0.0f;
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {
         streamed(share.begin + warp + i * N_WARPS, [&](auto format, const Part& part, int row) {
-            use_piece<decltype(format), N_IN, N_STRIPS>(piece, row, stage, groups, grid, acc,
+            use_piece<decltype(format), N_IN, N_STRIPS>(piece, row, stage, input, grid, acc,
                                                         [&](float sum) { part.y[row] = sum; });
         });
     });
