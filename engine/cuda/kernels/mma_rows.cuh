@@ -377,6 +377,7 @@ __device__ __forceinline__ float float_sum(const u8* w, i64 row, const Pack& pac
 template <class F>
 __device__ __forceinline__ void float_results(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
                                              float (&results)[N_RESULTS]) {
+    dependency_wait();
     const int lane = threadIdx.x % WARP;
     for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
         for (int n = 0; n < block.n_tiles; ++n) {
