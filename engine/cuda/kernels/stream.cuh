@@ -166,30 +166,44 @@ struct Pieces {
     }
 };
 
+constexpr int EARLY_STAGES = 1;
+
 // What one warp streams: n_rows rows of N_PIECES pieces, N_STAGES pieces on the way at a time. A stage ends in its barrier.
 template <int N_PIECES, int N_STAGES, int PIECE_N_BYTES, int N_MATRICES>
 struct Ring {
     static constexpr int STAGE_N_BYTES = PIECE_N_BYTES + 16, N_BYTES = N_STAGES * STAGE_N_BYTES;
+    static constexpr int N_EARLY = EARLY_STAGES < N_STAGES ? EARLY_STAGES : N_STAGES;
     u8* stages;
     int n_rows;
 
-    __device__ __forceinline__ static u64* barrier_of(u8* stage) {
-        return reinterpret_cast<u64*>(stage + PIECE_N_BYTES);
-    }
-
-    // ask(Int<piece>, row, stage, barrier) issues the copies of one piece; row counts the warp's rows.
-    template <class Ask>
+    template <int FIRST, int END, class Ask>
     __device__ __forceinline__ void fill(Ask ask) const {
-        if (threadIdx.x % WARP == 0) {
-            for (int i = 0; i < N_STAGES; i++) init_barrier(barrier_of(stages + i * STAGE_N_BYTES), N_MATRICES);
-        }
-        publish_barriers();
-        unrolled<N_STAGES>([&](auto step) {
+        unrolled<END, FIRST>([&](auto step) {
             constexpr int ROW = step.value / N_PIECES, PIECE = step.value % N_PIECES;
             u8* stage = stages + step.value * STAGE_N_BYTES;
             if (ROW < n_rows) ask(Int<PIECE>{}, ROW, stage, barrier_of(stage));
             end_step();
         });
+    }
+
+    __device__ __forceinline__ static u64* barrier_of(u8* stage) {
+        return reinterpret_cast<u64*>(stage + PIECE_N_BYTES);
+    }
+
+    // ask(Int<piece>, row, stage, barrier) issues the copies of one piece; row counts the warp's rows. Not all stages are
+    // filled at once: what the block then loads itself would wait behind these copies.
+    template <class Ask>
+    __device__ __forceinline__ void begin(Ask ask) const {
+        if (threadIdx.x % WARP == 0) {
+            for (int i = 0; i < N_STAGES; i++) init_barrier(barrier_of(stages + i * STAGE_N_BYTES), N_MATRICES);
+        }
+        publish_barriers();
+        fill<0, N_EARLY>(ask);
+    }
+    // After begin(): the other stages.
+    template <class Ask>
+    __device__ __forceinline__ void fill_up(Ask ask) const {
+        fill<N_EARLY, N_STAGES>(ask);
     }
 
     // use(Int<piece>, row, stage) is called for each piece in order, when it is there.
@@ -214,6 +228,28 @@ struct Ring {
     }
 };
 
+// A thread's part of a quantised token on its way to shared memory.
+template <int N_IN>
+struct LoadedInput {
+    static constexpr int N_QUARTERS = (N_IN / 16 + STREAM_THREADS - 1) / STREAM_THREADS;
+    static constexpr int N_SCALES = (N_IN / SUB_BLOCK + STREAM_THREADS - 1) / STREAM_THREADS;
+    int4 q[N_QUARTERS];
+    GroupScale scales[N_SCALES];
+
+    __device__ __forceinline__ void load(const i8* from_q, const GroupScale* from_scales) {
+#pragma unroll
+        for (int j = 0; j < N_QUARTERS; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / 16) q[j] = reinterpret_cast<const int4*>(from_q)[i];
+        }
+#pragma unroll
+        for (int j = 0; j < N_SCALES; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / SUB_BLOCK) scales[j] = from_scales[i];
+        }
+    }
+};
+
 // One token's quantised activations in shared memory, the halves of each group apart: 32 lanes read without conflicts.
 template <int N_IN>
 struct __align__(16) SharedInput {
@@ -226,14 +262,18 @@ struct __align__(16) SharedInput {
         scales[s] = make_float2(scale.d, float(scale.total));
     }
 
-    // Copy a quantised token; the block's threads must meet before it is read.
-    __device__ __forceinline__ void copy(const i8* q, const GroupScale* from) {
+    // Copy a quantised token, loaded before; the block's threads must meet before it is read.
+    __device__ __forceinline__ void put(const LoadedInput<N_IN>& from) {
 #pragma unroll
-        for (int i = threadIdx.x; i < N_IN / 16; i += STREAM_THREADS) {
-            (i % 2 == 0 ? low : high)[i / 2] = reinterpret_cast<const int4*>(q)[i];
+        for (int j = 0; j < from.N_QUARTERS; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / 16) (i % 2 == 0 ? low : high)[i / 2] = from.q[j];
         }
 #pragma unroll
-        for (int i = threadIdx.x; i < N_IN / SUB_BLOCK; i += STREAM_THREADS) put_scale(i, from[i]);
+        for (int j = 0; j < from.N_SCALES; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / SUB_BLOCK) put_scale(i, from.scales[j]);
+        }
     }
 
     // Quantise a normalised row from the registers of its lanes, and keep it as f32 in `x` where that is given; the
@@ -258,15 +298,18 @@ struct NormInput {
     float eps;
 };
 
-// Normalise the token and quantise it to shared memory; wait() returns when the token is there.
-template <int N_IN, class Wait>
-__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Wait wait) {
+// Normalise the token and quantise it to shared memory; wait() returns when the token is there, go_on() is called when
+// it has been asked for.
+template <int N_IN, class Wait, class GoOn>
+__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Wait wait,
+                                            GoOn go_on) {
     static_assert(N_IN % (4 * LANES_EMBD) == 0);
     const bool is_lane = threadIdx.x < LANES_EMBD;
     NormRow<N_IN> row;
     if (is_lane) row.load_weight(from.weight);
     wait();
     if (is_lane) row.load(from.x);
+    go_on();
     const float scale = row.scale(from.eps);
     if (is_lane) to->quantize(row, scale, x);
     __syncthreads();

@@ -87,10 +87,11 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         U::template ask<PIECE>(stage + G::N_BYTES, up, n_ff, row, barrier);
     };
     const R ring{shared + warp * R::N_BYTES, share.n_of_warp(warp, STREAM_WARPS)};
-    take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, [&] {
-        ring.fill(ask);
+    const auto wait = [&] {
+        ring.begin(ask);
         dependency_wait();
-    });
+    };
+    take_normed<N_IN>(input, nullptr, NormInput{x, norm_weight, eps}, wait, [&] { ring.fill_up(ask); });
     release_dependents();
     GateUpRows<FG, FU, N_IN, N_STRIPS> rows{input, grid, y, op, fault};
     ring.drain(ask, [&](auto piece, int i, const u8* stage) {

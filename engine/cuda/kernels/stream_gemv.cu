@@ -49,9 +49,12 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         P::template ask<PIECE>(stage, w, n_out, share.begin + warp + i * STREAM_WARPS, barrier);
     };
     const R ring{shared + warp * R::N_BYTES, share.n_of_warp(warp, STREAM_WARPS)};
-    ring.fill(ask);
+    ring.begin(ask);
     dependency_wait();
-    input->copy(q, scales);
+    LoadedInput<N_IN> loaded;
+    loaded.load(q, scales);
+    ring.fill_up(ask);
+    input->put(loaded);
     __syncthreads();
     release_dependents();
     GemvRows<F, N_IN, N_STRIPS> rows{input, grid, residual, y};

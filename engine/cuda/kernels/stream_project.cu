@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
         });
     };
     const R ring{shared + warp * R::N_BYTES, warp < N_WARPS ? share.n_of_warp(warp, N_WARPS) : 0};
-    take_normed<N_IN>(input, normed, NormInput{x, norm_weight, eps}, [&] {
+    const auto wait = [&] {
         if (warp < N_WARPS) {  // the last one has no room for a ring
-            ring.fill(ask);
+            ring.begin(ask);
         } else if (int(blockIdx.x) < n_float) {
             floats(blockIdx.x, [&](auto format, const Part& part, int row) {
                 constexpr int ROW_N_BYTES = N_IN * decltype(format)::N_BYTES;
@@ -111,6 +111,9 @@ __global__ void __launch_bounds__(STREAM_THREADS, 1)
             });
         }
         dependency_wait();
+    };
+    take_normed<N_IN>(input, normed, NormInput{x, norm_weight, eps}, wait, [&] {
+        if (warp < N_WARPS) ring.fill_up(ask);
     });
     release_dependents();
     if (HAS_FLOAT && warp == N_WARPS) {
