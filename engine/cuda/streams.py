@@ -37,8 +37,6 @@ SMALLEST_SHARED_N_BYTES = 100 << 10
 MOST_STAGES = 16
 COPY_N_BYTES = 8_000
 """Bytes of one copy from which on the number of copies costs nothing: one takes a multiprocessor 20 ns or more."""
-IN_FLIGHT_N_BYTES = 40_000
-"""Bytes on the way to a multiprocessor that are enough: more than device memory delivers to one in its latency."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel takes its rows: rows in a stage, stages on the way; and the shared memory it takes."""
+    """How a kernel takes its rows: rows in a stage, groups of warps, stages on the way; and the shared memory it takes."""
 
     n_of_stage: int
+    n_groups: int
     n_stages: int
     shared_n_bytes: int
 
     @property
     def template_arguments(self) -> str:
         """The part of a name expression that says so."""
-        return f"{self.n_of_stage}, {self.n_stages}"
+        return f"{self.n_of_stage}, {self.n_groups}, {self.n_stages}"
 
 
 def takes(n_in: int, *type_names: str) -> bool:
@@ -84,34 +83,41 @@ def takes_any(n_in: int, type_names: Sequence[str]) -> bool:
 
 
 def shape(n_in: int, copied: Sequence[Sequence[str]], n_warps: int, beside_n_bytes: int, target: Target) -> Shape:
-    """Return how n_warps take rows of n_in weights: the fewest a stage whose copies are long enough.
+    """Return how up to n_warps take rows of n_in weights: as many as there is room for, by copies that are long enough.
 
     copied: the types whose rows may lie in each copy of a stage; beside_n_bytes: what the block keeps in shared memory
     besides. Raises ValueError where two rows have no room.
     """
     room = target.shared_n_bytes - RESERVED_N_BYTES - beside_n_bytes
-    cuts = [_cut(n_in, n, copied, room) for n in range(1, n_warps + 1) if n_warps % n == 0]
-    cuts = [cut for cut in cuts if cut.n_stages >= 2]
-    if not cuts:
+    cuts = [_cut(n_in, n, n_warps, copied, room) for n in range(1, n_warps + 1)]
+    best = max(cuts, key=lambda cut: (cut.n_warps, cut.copy_n_bytes >= COPY_N_BYTES, -cut.n_of_stage))
+    if best.n_stages < 2:
         raise ValueError(f"rows of {n_in} weights do not fit into {target.shared_n_bytes} bytes of shared memory")
-    enough = [cut for cut in cuts if (cut.n_stages - 1) * cut.stage_n_bytes >= IN_FLIGHT_N_BYTES] or cuts[:1]
-    cut = next((cut for cut in enough if cut.copy_n_bytes >= COPY_N_BYTES), enough[-1])
-    return Shape(cut.n_of_stage, cut.n_stages, cut.n_stages * cut.stage_n_bytes + beside_n_bytes)
+    n_bytes = best.n_stages * best.stage_n_bytes + beside_n_bytes
+    return Shape(best.n_of_stage, best.n_groups, best.n_stages, n_bytes)
 
 
 @dataclass(frozen=True)
 class _Cut:
     n_of_stage: int
+    n_groups: int
     n_stages: int
     stage_n_bytes: int
     copy_n_bytes: int
 
+    @property
+    def n_warps(self) -> int:
+        """Warps with a row to take while another stage is on its way; none where only one stage fits."""
+        return self.n_of_stage * self.n_groups if self.n_stages > 1 else 0
 
-def _cut(n_in: int, n_of_stage: int, copied: Sequence[Sequence[str]], room_n_bytes: int) -> _Cut:
-    """Return what stages of n_of_stage rows come to, with their two barriers."""
+
+def _cut(n_in: int, n_of_stage: int, n_warps: int, copied: Sequence[Sequence[str]], room_n_bytes: int) -> _Cut:
+    """Return what stages of n_of_stage rows, each with two barriers, come to: every group has as many of them."""
     copies = [max(_rows_n_bytes(name, n_in, n_of_stage) for name in types) for types in copied]
     stage_n_bytes = sum(copies) + 16
-    return _Cut(n_of_stage, min(room_n_bytes // stage_n_bytes, MOST_STAGES), stage_n_bytes, min(copies))
+    n_fit = min(room_n_bytes // stage_n_bytes, MOST_STAGES)
+    n_groups = max(1, min(n_warps // n_of_stage, n_fit))
+    return _Cut(n_of_stage, n_groups, n_fit // n_groups * n_groups, stage_n_bytes, min(copies))
 
 
 def _rows_n_bytes(type_name: str, n_in: int, n_rows: int) -> int:

@@ -235,14 +235,15 @@ struct StagedRows {
     }
 };
 
-// What a block streams, in steps of up to N_OF_STAGE rows, N_STAGES steps on the way. Warp w of N_WARPS takes row
-// w mod N_OF_STAGE of step w / N_OF_STAGE, and of every (N_WARPS / N_OF_STAGE)th after that.
-template <int N_STAGES, int N_OF_STAGE, int STAGE_N_BYTES, int N_WARPS>
+// What a block streams, in steps of up to N_OF_STAGE rows, N_STAGES steps on the way. Group g of N_OF_STAGE warps takes
+// the steps g, g + N_GROUPS, ..., a row a warp. It thus sees every round of its stages, which it must: a barrier only
+// tells whether a round is odd.
+template <int N_STAGES, int N_OF_STAGE, int N_GROUPS, int STAGE_N_BYTES>
 struct Ring {
-    static constexpr int N_BYTES = N_STAGES * (STAGE_N_BYTES + 16), N_GROUPS = N_WARPS / N_OF_STAGE;
+    static constexpr int N_BYTES = N_STAGES * (STAGE_N_BYTES + 16);
     static constexpr int N_FIT = EARLY_N_BYTES / STAGE_N_BYTES;
     static constexpr int N_EARLY = N_FIT < 1 ? 1 : N_FIT < N_STAGES ? N_FIT : N_STAGES;
-    static_assert(N_WARPS % N_OF_STAGE == 0 && STAGE_N_BYTES % 16 == 0);
+    static_assert(N_STAGES % N_GROUPS == 0 && N_OF_STAGE * N_GROUPS <= STREAM_WARPS && STAGE_N_BYTES % 16 == 0);
     u8* stages;
     int n_steps;
 
@@ -282,6 +283,7 @@ struct Ring {
     template <class Use>
     __device__ __forceinline__ void drain(Use use) const {
         const int warp = threadIdx.x / WARP;
+        if (warp >= N_OF_STAGE * N_GROUPS) return;
 #pragma unroll 1
         for (int step = warp / N_OF_STAGE; step < n_steps; step += N_GROUPS) {
             wait_for(there(step), parity(step));

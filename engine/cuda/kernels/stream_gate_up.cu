@@ -50,13 +50,13 @@ __device__ __forceinline__ void quantize_groups(const Share& share, const float*
     }
 }
 
-template <class FG, class FU, int N_IN, int N_OF_STAGE, int N_STAGES>
+template <class FG, class FU, int N_IN, int N_OF_STAGE, int N_GROUPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     stream_gate_up(const u8* gate, const u8* up, int n_ff, const float* x, const float* norm_weight, float eps,
                    float* y, i8* y_q, GroupScale* y_scales, u32* done, u32 op, u32* fault) {
     using G = StagedRows<FG, N_IN, N_OF_STAGE>;
     using U = StagedRows<FU, N_IN, N_OF_STAGE>;
-    using R = Ring<N_STAGES, N_OF_STAGE, G::N_BYTES + U::N_BYTES, STREAM_WARPS>;
+    using R = Ring<N_STAGES, N_OF_STAGE, N_GROUPS, G::N_BYTES + U::N_BYTES>;
     extern __shared__ __align__(16) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + R::N_BYTES);
     const u32* grid = nullptr;

@@ -5,11 +5,11 @@
 // launch   grid (blocks, at best one a multiprocessor), block (544), dynamic shared memory: streams.py counts it
 // numerics row_dot.cuh
 
-template <class F, int N_IN, int N_OF_STAGE, int N_STAGES>
+template <class F, int N_IN, int N_OF_STAGE, int N_GROUPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     stream_gemv(const u8* w, int n_out, const i8* q, const GroupScale* scales, const float* residual, float* y) {
     using Rows = StagedRows<F, N_IN, N_OF_STAGE>;
-    using R = Ring<N_STAGES, N_OF_STAGE, Rows::N_BYTES, STREAM_WARPS>;
+    using R = Ring<N_STAGES, N_OF_STAGE, N_GROUPS, Rows::N_BYTES>;
     extern __shared__ __align__(16) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + R::N_BYTES);
     const u32* grid = nullptr;

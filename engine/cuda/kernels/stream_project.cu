@@ -64,18 +64,18 @@ struct PartSteps {
     }
 };
 
-template <int N_IN, class FA, class FB, class FC, class FD, int N_OF_STAGE, int N_STAGES>
+template <int N_IN, class FA, class FB, class FC, class FD, int N_OF_STAGE, int N_GROUPS, int N_STAGES>
 __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     stream_project(const u8* wa, int n_a, float* ya, const u8* wb, int n_b, float* yb, const u8* wc, int n_c, float* yc,
                    const u8* wd, int n_d, float* yd, const float* x, const float* norm_weight, float eps) {
     constexpr bool HAS_FLOAT = is_float_format<FA>::value || is_float_format<FB>::value ||
                                is_float_format<FC>::value || is_float_format<FD>::value;
     constexpr bool HAS_GRID = is_iq3s<FA>::value || is_iq3s<FB>::value || is_iq3s<FC>::value || is_iq3s<FD>::value;
-    constexpr int N_WARPS = STREAM_WARPS - HAS_FLOAT;  // that take streamed rows; the last one takes float rows
     constexpr int N = N_OF_STAGE;
     constexpr int STAGE_N_BYTES = larger(larger(stage_n_bytes<FA, N_IN, N>(), stage_n_bytes<FB, N_IN, N>()),
                                          larger(stage_n_bytes<FC, N_IN, N>(), stage_n_bytes<FD, N_IN, N>()));
-    using R = Ring<N_STAGES, N, STAGE_N_BYTES, N_WARPS>;
+    static_assert(N_OF_STAGE * N_GROUPS <= STREAM_WARPS - HAS_FLOAT, "one warp takes the float rows");
+    using R = Ring<N_STAGES, N, N_GROUPS, STAGE_N_BYTES>;
     extern __shared__ __align__(16) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + R::N_BYTES);
     float* normed = HAS_FLOAT ? reinterpret_cast<float*>(input + 1) : nullptr;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     };
     const R ring{shared, steps_a.n_steps + steps_b.n_steps + steps_c.n_steps + steps_d.n_steps};
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const bool takes_floats = HAS_FLOAT && warp == N_WARPS;
+    const bool takes_floats = HAS_FLOAT && warp == STREAM_WARPS - 1;
     const auto wait = [&] {
         if (is_asking_warp()) ring.begin(ask);
         if (takes_floats && int(blockIdx.x) < n_float) {
