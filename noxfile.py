@@ -15,6 +15,7 @@ nox.needs_version = ">=2024.4"
 
 CUDA_EXTRA = os.environ.get("CUDA_EXTRA", "cuda13")
 """The extra that brings CuPy and NVRTC: cuda13, or cuda12 for older drivers."""
+TRAINED_MODEL = Path("conformance", "models", "pydoc", "pydoc.gguf")
 OUTCOMES = {1: "a mismatch", 2: "something was not measured", 3: "it cannot be run or judged, the line above says why"}
 
 
@@ -195,7 +196,7 @@ def kernels(session: nox.Session) -> None:
     models = [Path(session.create_tmp(), f"{kind}.gguf") for kind in ("tiny", "small", "27b")]
     for model in models:
         session.run("python", "-m", "conformance", "make-model", model.stem, model, "--sparse")
-    session.run("python", "-m", "engine", "kernels", *models, *session.posargs)
+    session.run("python", "-m", "engine", "kernels", *models, TRAINED_MODEL, *session.posargs)
     session.run("pytest", "engine/tests/test_cuda_compile.py")
 
 

@@ -138,13 +138,17 @@ def gate(
     github: Annotated[
         bool, typer.Option("--github", help="Print annotations for GitHub Actions, too, and add to the job's summary.")
     ] = False,
+    any_source: Annotated[
+        bool, typer.Option("--any-source", help="Let records count that were made by other engine source than this.")
+    ] = False,
 ) -> None:
     """Read records and judge them; no record at all is "not measured"."""
     with environment_errors(), _shown_to_ci(junit, github):
         files = select_scenarios(scenario or [])
         backends = known_backends(backend)
         records = read_records(folder)
-        judgement = judge(records, files, backends, subjects=known_subjects(subject, files))
+        subjects = known_subjects(subject, files)
+        judgement = judge(records, files, backends, subjects=subjects, any_source=any_source)
         if junit:
             write_junit(junit, junit_xml(judgement))
         if github:
@@ -175,7 +179,7 @@ def list_scenarios() -> None:
     with environment_errors():
         for file in all_scenarios():
             when = "default" if file.scenario.default else "by name"
-            typer.echo(f"{file.scenario.name:12}  {when}  {file.scenario.asks}")
+            typer.echo(f"{file.scenario.name:19}  {when}  {file.scenario.asks}")
 
 
 @app.command("make-model")

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from conformance.checks import labels_for
+from conformance.machine import Versions, these_versions
 from conformance.records import Output, Record
 from conformance.runner import CONTROL_NAMES, baseline_name, control_name, engine_name, subject_name
-from conformance.scenario import Scenario, ScenarioFile
-from engine.generate import token_ids_le64_sha256
+from conformance.scenario import CONTROL_BACKEND, Scenario, ScenarioFile
+from engine.generate import BACKENDS, token_ids_le64_sha256
+
+STALE = "stale: measured with other engine source"
 
 
 class Outcome(IntEnum):
@@ -36,11 +39,13 @@ class Finding:
 class Judgement:
     """All findings; no finding means that everything asked for was measured and matches.
 
-    asked: scenario and engine of every record that was asked for.
+    asked: scenario and engine of every record that was asked for. of_other_source: those of them that count although
+    other engine source made them.
     """
 
     findings: tuple[Finding, ...]
     asked: tuple[tuple[str, str], ...]
+    of_other_source: tuple[tuple[str, str], ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -59,14 +64,18 @@ def judge(
     backends: Sequence[str],
     controls: Sequence[str] = CONTROL_NAMES,
     subjects: Collection[str] = (),
+    any_source: bool = False,
 ) -> Judgement:
     """Judge the records of `files` on the backends and of the subjects asked for; other records have no say.
 
     Every scenario needs a record of llama.cpp and of each backend asked for that it is for; those with `controls` one
     of each control, too, and of the backend they are compared with. One that is for none of the backends asked for
-    needs records of all its own. A record of another version of its scenario counts as none.
+    needs records of all its own. A record of another version of its scenario counts as none, and so does one that other
+    engine source made, unless any_source is set.
     """
     by_key = {(record.scenario, record.engine): record for record in records}
+    here = these_versions()
+    stale = {key for key, record in by_key.items() if _is_stale(record, here)}
     findings: list[Finding] = []
     asked: list[tuple[str, str]] = []
     for file in files:
@@ -79,16 +88,37 @@ def judge(
         asked += [(file.scenario.name, name) for name in names]
         for name in names:
             record = by_key.get((file.scenario.name, name))
-            for outcome, text in _judge_record(record, file, baseline):
+            is_stale = (file.scenario.name, name) in stale and not any_source
+            for outcome, text in _judge_record(record, file, baseline, is_stale):
                 findings.append(Finding(file.scenario.name, name, outcome, text))
-    return Judgement(tuple(findings), tuple(asked))
+    counted = tuple(key for key in asked if key in stale) if any_source else ()
+    return Judgement(tuple(findings), tuple(asked), counted)
 
 
-def _judge_record(record: Record | None, file: ScenarioFile, baseline: Record | None) -> Iterator[tuple[Outcome, str]]:
+def _is_stale(record: Record, here: Versions) -> bool:
+    """Say whether other source of our engine made a record; one of another engine has none of ours in it.
+
+    Where an older record does not say what its backend's source was, that of the whole engine decides.
+    """
+    backends = {engine_name(backend): backend for backend in BACKENDS}
+    backend = CONTROL_BACKEND if record.role == "control" else backends.get(record.engine)
+    if backend is None:
+        return False
+    made, now = record.versions.backend_source_sha256, here.backend_source_sha256
+    if made is None or now is None:
+        return record.versions.engine_source_sha256 != here.engine_source_sha256
+    return made.get(backend) != now[backend]
+
+
+def _judge_record(
+    record: Record | None, file: ScenarioFile, baseline: Record | None, is_stale: bool
+) -> Iterator[tuple[Outcome, str]]:
     if record is None:
         yield Outcome.NOT_MEASURED, "there is no record"
     elif record.scenario_version != file.version:
         yield Outcome.NOT_MEASURED, "the record is of another version of the scenario"
+    elif is_stale:
+        yield Outcome.NOT_MEASURED, STALE
     elif record.role == "control":
         yield from _judge_control(record)
     elif record.status != "ok":

@@ -16,7 +16,9 @@ import psutil
 import engine
 from conformance.gpu import Gpu, this_gpu
 from conformance.scenario import Data
+from engine.generate import BACKENDS
 
+_BACKEND_FOLDERS = {"numpy": "reference", "cuda": "cuda"}
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])(?:[A-Za-z]:\\|/)(?:[^\s/\\:'\"=,;()]+[/\\])+")
 
 
@@ -33,10 +35,14 @@ class Machine(Data):
 
 
 class Versions(Data):
-    """The software of a run; those of llama.cpp and of CUDA are None where they took no part."""
+    """The software of a run; those of llama.cpp and of CUDA are None where they took no part.
+
+    backend_source_sha256: by backend, None in older records.
+    """
 
     package: str
     engine_source_sha256: str
+    backend_source_sha256: dict[str, str] | None = None
     python: str
     numpy: str
     gguf: str
@@ -67,6 +73,7 @@ def these_versions(**others: Any) -> Versions:
     return Versions(
         package=_version("hybrid-engine-conformance"),
         engine_source_sha256=engine_source_sha256(),
+        backend_source_sha256={backend: engine_source_sha256(backend) for backend in BACKENDS},
         python=platform.python_version(),
         numpy=_version("numpy"),
         gguf=_version("gguf"),
@@ -74,12 +81,15 @@ def these_versions(**others: Any) -> Versions:
     )
 
 
-def engine_source_sha256() -> str:
-    """Return one digest over the engine's own source files, tests left out: which code made a record."""
-    root = Path(engine.__file__).parent
+def engine_source_sha256(backend: str | None = None, root: Path = Path(engine.__file__).parent) -> str:
+    """Return one digest over the engine's own source files, tests left out: which code made a record.
+
+    With a backend: without what is of the other backends alone, the folders in which they lie.
+    """
+    left_out = {"tests", *(folder for name, folder in _BACKEND_FOLDERS.items() if backend and name != backend)}
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".cu", ".cuh", ".json") and "tests" not in path.relative_to(root).parts:
+        if path.suffix in (".py", ".cu", ".cuh", ".json") and not left_out & {*path.relative_to(root).parts}:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return digest.hexdigest()

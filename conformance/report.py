@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tabulate import tabulate
 
@@ -15,6 +16,12 @@ from conformance.scenario import Scenario, ScenarioFile
 _HEADERS = ("scenario", "engine", "tokens", "token hash", "logits hash", "smallest gap", "verdict")
 _N_HASH = 12
 _WIDTH = 100
+_WRAPPED: dict[str, Any] = {
+    "width": _WIDTH,
+    "subsequent_indent": "    ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
 _VERDICTS = {Outcome.MATCH: "pass", Outcome.MISMATCH: "FAIL", Outcome.NOT_MEASURED: "not measured"}
 
 
@@ -36,7 +43,7 @@ def render(records: Sequence[Record], files: Sequence[ScenarioFile], judgement: 
     if controls:
         rows = [_control_row(record, judgement) for record in controls]
         parts += ["", tabulate(rows, headers=("negative control", "verdict", "caught by"))]
-    return "\n".join([*parts, *_findings(judgement)])
+    return "\n".join([*parts, *_of_other_source(judgement), *_findings(judgement)])
 
 
 def _names(scenario: Scenario) -> Iterator[str]:
@@ -92,9 +99,17 @@ def _notes(records: Sequence[Record], judgement: Judgement) -> Iterator[str]:
     yield from (textwrap.fill(reason, width=_WIDTH) for reason in sorted(reasons))
 
 
+def _of_other_source(judgement: Judgement) -> Iterator[str]:
+    """Say which records count although they say nothing of the engine as it is here."""
+    if judgement.of_other_source:
+        names = "; ".join(f"{scenario}, {engine}" for scenario, engine in judgement.of_other_source)
+        yield ""
+        yield textwrap.fill(f"measured with other engine source: {names}", **_WRAPPED)
+
+
 def _findings(judgement: Judgement) -> Iterator[str]:
     if judgement.findings:
         yield ""
     for finding in judgement.findings:
         text = f"{_VERDICTS[finding.outcome]}: {finding.scenario}, {finding.engine}: {finding.text}"
-        yield textwrap.fill(text, width=_WIDTH, subsequent_indent="    ", break_long_words=False)
+        yield textwrap.fill(text, **_WRAPPED)

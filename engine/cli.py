@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 import io
-import os
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +49,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # markup would swallow the defaults in brackets
     help="Run Qwen3.5-class hybrid GGUF models with results that are the same bits everywhere.",
 )
+
+TRAINED_MODEL = Path(__file__).parents[1] / "conformance" / "models" / "pydoc" / "pydoc.gguf"
+"""The small model that comes with the suite; it continues the text of Python's documentation topics."""
 
 _MAX_ID_DIGITS = 18
 _BUDGET_HELP = "Hard limit in bytes on weights and buffers (cuda); the CUDA context comes on top."
@@ -115,7 +118,9 @@ def trunk(
 
 @app.command()
 def generate(
-    model: Annotated[Path, typer.Option("-m", "--model", help="GGUF file")],
+    model: Annotated[
+        Path, typer.Option("-m", "--model", show_default=False, help="GGUF file [default: the trained model shipped]")
+    ] = TRAINED_MODEL,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Prompt text")] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Prompt as token ids, such as 1,2,3")] = None,
     n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens to generate")] = 129,

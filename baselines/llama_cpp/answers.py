@@ -73,6 +73,12 @@ class ServerCompletion(_Answer):
     timings: Timings
 
 
+class ServerEvent(_Answer):
+    """One event of a streamed answer of llama-server; the last one has no ids."""
+
+    tokens: list[_Number]
+
+
 class ServerProps(_Answer):
     """llama-server's answer to /props."""
 

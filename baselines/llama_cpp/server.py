@@ -15,13 +15,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from baselines.errors import AnswerError, ProcessError
-from baselines.llama_cpp.answers import ServerCompletion, ServerProps, parse_answer, require_n_tokens
+from baselines.llama_cpp.answers import ServerCompletion, ServerEvent, ServerProps, parse_answer, require_n_tokens
 from baselines.llama_cpp.build import LlamaBuild
 from baselines.llama_cpp.effective import parse_effective
 from baselines.llama_cpp.process import LiveProcess
@@ -31,6 +31,7 @@ PROGRAM = "llama-server"
 _HOST = "127.0.0.1"
 _POLL_S = 0.1
 _MAX_ANSWER_N_BYTES = 1 << 24
+_EVENT = b"data: "
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,17 @@ class Completion:
     wall_time_ns: int
     prompt_time_ns: int
     generation_time_ns: int
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The first id of a streamed answer, and the time from the request until the client had it, ns.
+
+    Both are None where the server held the id back: it streams no part of a character of several ids.
+    """
+
+    token_id: int | None
+    time_ns: int | None
 
 
 class LlamaServer:
@@ -89,6 +101,22 @@ class LlamaServer:
         wall_time_ns = time.perf_counter_ns() - start_ns
         return parse_completion(answer, self._alias, len(prompt_ids), n_predict, wall_time_ns)
 
+    def first_token(self, prompt_ids: Sequence[int]) -> FirstToken:
+        """Ask for a streamed answer of one id, nothing taken from a cache; raises ProcessError.
+
+        Of one id, since what the server holds back is missing from a longer stream, whose ids could not be checked.
+        """
+        events: list[tuple[int, bytes]] = []
+
+        def note(line: bytes) -> None:
+            if line.startswith(_EVENT):
+                events.append((time.perf_counter_ns(), line.removeprefix(_EVENT)))
+
+        body = completion_body(prompt_ids, 1) | {"stream": True}
+        start_ns = time.perf_counter_ns()
+        self._ask("/completion", body, note)
+        return parse_first_token(events, self._alias, len(prompt_ids), start_ns)
+
     def close(self) -> None:
         """End the server."""
         self._process.close()
@@ -115,7 +143,9 @@ class LlamaServer:
         if not props.build_info.startswith(f"b{self._build_number}-"):
             raise ProcessError(f"{PROGRAM} says that it is build {props.build_info}, expected b{self._build_number}")
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def _ask(
+        self, path: str, body: dict[str, Any] | None = None, on_line: Callable[[bytes], None] | None = None
+    ) -> bytes:
         self._process.require_running()
         deadline_s = self._request.deadline_s
         end = time.monotonic() + deadline_s
@@ -123,7 +153,7 @@ class LlamaServer:
         timer = threading.Timer(deadline_s, _hang_up, [connection])  # its own timeout starts anew with every byte
         timer.start()
         try:
-            status, answer = _exchange(connection, path, body)
+            status, answer = _exchange(connection, path, body, on_line)
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() >= end:
                 raise self._process.give_up(f"gave no answer to {path} after {deadline_s:g} s") from None
@@ -137,15 +167,24 @@ class LlamaServer:
         return answer
 
 
-def _exchange(connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-    """Ask once, with POST if there is a body, and return status and answer.
+def _exchange(
+    connection: http.client.HTTPConnection,
+    path: str,
+    body: dict[str, Any] | None,
+    on_line: Callable[[bytes], None] | None,
+) -> tuple[int, bytes]:
+    """Ask once, with POST if there is a body, and return status and answer; on_line gets each line when it is there.
 
     Raises OSError and HTTPException, and ProcessError for an answer without end.
     """
     data = None if body is None else json.dumps(body)
     connection.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
     with connection.getresponse() as response:  # it may hold the socket longer than the connection does
-        answer = response.read(_MAX_ANSWER_N_BYTES)
+        answer = b""
+        while len(answer) < _MAX_ANSWER_N_BYTES and (line := response.readline(_MAX_ANSWER_N_BYTES - len(answer))):
+            answer += line
+            if on_line is not None:
+                on_line(line)
         if len(answer) == _MAX_ANSWER_N_BYTES:
             raise ProcessError(f"{PROGRAM} gave no answer to {path}: more than {_MAX_ANSWER_N_BYTES >> 20} MiB")
         if response.length:
@@ -179,8 +218,7 @@ def parse_completion(answer: bytes, alias: str, n_prompt: int, n_predict: int, w
 
 def checked_completion(found: ServerCompletion, n_prompt: int, n_predict: int, wall_time_ns: int) -> Completion:
     """Return what a /completion answer says; raises AnswerError unless all that was asked for was done."""
-    if found.timings.prompt_n != n_prompt:
-        raise AnswerError(f"{PROGRAM} processed {found.timings.prompt_n} prompt tokens of {n_prompt}")
+    _require_whole_prompt(found, n_prompt)
     require_n_tokens(found.tokens, n_predict, PROGRAM)
     if n_predict > 1 and not found.timings.predicted_ms:
         raise AnswerError(f"{PROGRAM} states no time for {n_predict - 1} steps")
@@ -190,6 +228,23 @@ def checked_completion(found: ServerCompletion, n_prompt: int, n_predict: int, w
         prompt_time_ns=round(found.timings.prompt_ms * 1e6),
         generation_time_ns=round(found.timings.predicted_ms * 1e6),
     )
+
+
+def parse_first_token(events: Sequence[tuple[int, bytes]], alias: str, n_prompt: int, start_ns: int) -> FirstToken:
+    """Read the events of a streamed answer of one id, each with the time of its arrival; raises AnswerError."""
+    if not events:
+        raise AnswerError(f"{PROGRAM} streamed nothing")
+    last = parse_answer(ServerCompletion, events[-1][1], PROGRAM)
+    _require_alias(last.model, alias)
+    _require_whole_prompt(last, n_prompt)
+    arrived_ns, text = events[0]
+    ids = parse_answer(ServerEvent, text, PROGRAM).tokens
+    return FirstToken(ids[0], arrived_ns - start_ns) if ids else FirstToken(None, None)
+
+
+def _require_whole_prompt(found: ServerCompletion, n_prompt: int) -> None:
+    if found.timings.prompt_n != n_prompt:
+        raise AnswerError(f"{PROGRAM} processed {found.timings.prompt_n} prompt tokens of {n_prompt}")
 
 
 def _require_alias(found: str, alias: str) -> None:

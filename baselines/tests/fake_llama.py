@@ -216,11 +216,25 @@ def serve_one(connection: socket.socket) -> None:
         body = json.loads(stream.read(n_bytes))
         fail_request(connection)
         found = completion(body)
+        if body.get("stream"):
+            stream_events(connection, found)
+            return
     data = as_json(found)
     promised = len(data) * (2 if FAULT == "breaks_off" and path == b"/completion" else 1)
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % promised + data)
     if promised > len(data):
         os._exit(1)
+
+
+def stream_events(connection: socket.socket, found: Any) -> None:
+    """Send each id as an event of its own, and the rest of the answer as the last one."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    if FAULT == "breaks_off":
+        os._exit(1)
+    last = found | {"tokens": []} if isinstance(found, dict) and "tokens" in found else found
+    ids = found.get("tokens", []) if isinstance(found, dict) else []
+    for event in (*({"tokens": [token], "stop": False} for token in ids), last):
+        connection.sendall(b"data: " + as_json(event) + b"\n")
 
 
 def fail_request(connection: socket.socket) -> None:

@@ -63,6 +63,14 @@ def serve(folder: Path, fault: str, request: WorkerRequest) -> list[int]:
         server.close()
 
 
+def stream(folder: Path, fault: str, request: WorkerRequest) -> int | None:
+    server = LlamaServer(fake_build(folder, fault), request)
+    try:
+        return server.first_token(PROMPT).token_id
+    finally:
+        server.close()
+
+
 def ask_session(folder: Path, fault: str, request: WorkerRequest) -> list[int]:
     session = WorkerSession(fake_build(folder, fault), request)
     try:
@@ -107,6 +115,35 @@ def test_one_that_never_answers_is_ended(tmp_path: Path, request_: WorkerRequest
     with pytest.raises(ProcessError):
         RUN[program](tmp_path, fault, in_time(request_))
     assert time.monotonic() - start < 15
+
+
+def test_a_first_token_is_streamed_or_held_back(tmp_path: Path, request_: WorkerRequest) -> None:
+    assert stream(tmp_path, "none", request_) == 1
+    assert stream(tmp_path, "no_tokens", request_) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("comma", NOT_READ),
+        ("answers_not_utf8", NOT_READ),
+        ("omits_tokens", f"{NOT_READ}tokens: Field required"),
+        ("huge_ids", f"{NOT_READ}tokens.0: Input should be less than"),
+        ("a_list", NOT_READ),
+        ("another_answers", "another program answers on llama-server's port"),
+        ("breaks_off", "streamed nothing|gave no answer to /completion"),
+        ("floods_answer", "gave no answer to /completion: more than 16 MiB"),
+        ("dies_later", "ended with exit code 1: error: worn out"),
+        ("drips", "gave no answer to /completion after 1 s"),
+        ("hangs_later", "gave no answer to /completion after 1 s"),
+    ],
+)
+def test_a_stream_that_cannot_be_used_is_refused(
+    tmp_path: Path, request_: WorkerRequest, fault: str, says: str
+) -> None:
+    with pytest.raises(BaselineError, match=says) as caught:
+        stream(tmp_path, fault, in_time(request_, 1.0) if "after 1 s" in says else request_)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+    def stream(self, *events):
+        self.send_response(200)
+        self.end_headers()
+        for event in events:
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+            time.sleep(0.3)
     def do_GET(self):
         if self.path == "/health":
             return self.say(200, {"status": "ok"})
@@ -49,7 +56,10 @@ class Handler(BaseHTTPRequestHandler):
         n = body["n_predict"]
         timings = {"prompt_n": len(body["prompt"]) - (mode == "cached"), "prompt_ms": 12.5, "predicted_n": n,
                    "predicted_ms": 2.0 * (n - 1)}
-        self.say(200, {"tokens": list(range(n)), "timings": timings, "model": alias})
+        end = {"timings": timings, "model": alias}
+        if body.get("stream"):
+            return self.stream({"tokens": [0], "stop": False}, {"tokens": [], "stop": True, **end})
+        self.say(200, {"tokens": list(range(n)), **end})
 HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 
@@ -110,12 +120,25 @@ def test_a_completion_is_timed_by_client_and_server(build: LlamaBuild, model: Pa
     assert is_gone(server.pid)
 
 
+def test_a_first_token_is_timed_when_it_comes_and_not_at_the_end(build: LlamaBuild, model: Path) -> None:
+    server = LlamaServer(build, request(model))
+    start_ns = time.perf_counter_ns()
+    first = server.first_token(PROMPT)
+    whole_ns = time.perf_counter_ns() - start_ns
+    server.close()
+    assert first.token_id == 0
+    assert first.time_ns is not None
+    assert 0 < first.time_ns < whole_ns - 500_000_000
+
+
 def test_http_500_is_named_and_the_server_stays(build: LlamaBuild, model: Path) -> None:
     (build.folder / "mode").write_text("500")
     server = LlamaServer(build, request(model))
     for _ in range(2):
         with pytest.raises(ProcessError, match=r"llama-server answered HTTP 500: .*Failed to parse input"):
             server.complete(PROMPT, 9)
+        with pytest.raises(ProcessError, match=r"llama-server answered HTTP 500: .*Failed to parse input"):
+            server.first_token(PROMPT)
     server.close()
 
 
@@ -147,6 +170,8 @@ def test_a_prompt_from_a_cache_is_refused(build: LlamaBuild, model: Path) -> Non
     server = LlamaServer(build, request(model))
     with pytest.raises(ProcessError, match="processed 38 prompt tokens of 39"):
         server.complete(PROMPT, 9)
+    with pytest.raises(ProcessError, match="processed 38 prompt tokens of 39"):
+        server.first_token(PROMPT)
     server.close()
     with pytest.raises(AnswerError, match="gave an answer that cannot be read: timings: Field required"):
         parse_completion(b'{"tokens": [], "model": "a"}', "a", 39, 9, 1)

@@ -29,6 +29,22 @@ def test_stated_speeds_fit_stated_times() -> None:
                         assert 1000 / float(str(time_ms)) == pytest.approx(float(str(rate)), rel=0.002), table.id
 
 
+def test_the_parts_of_a_step_add_up_to_its_rate() -> None:
+    thread = load_published(FOLDER / "llama-cpp-issue-28196.yaml")
+    for _, _, streaming_ms, rest_ms, rate, _ in thread.tables[0].rows:
+        assert 1000 / (float(str(streaming_ms)) + float(str(rest_ms))) == pytest.approx(float(str(rate)), rel=0.001)
+
+
+def test_every_other_source_has_an_address_and_every_speed_a_build() -> None:
+    others = [published for published in all_published() if "llama.cpp 的" not in published.source.title]
+    assert len(others) == 2
+    for published in others:
+        assert published.source.url
+        assert published.source.url.startswith("https://github.com/")
+    community = load_published(FOLDER / "qwen38-mtp.yaml").tables[0]
+    assert all(str(row[3]).startswith("b10") for row in community.rows)
+
+
 def test_bandwidths_fit_sizes_and_times() -> None:
     report = load_published(FOLDER / "dense-inference-engine-q4-k-m.yaml")
     for row in next(table for table in report.tables if table.id == "op-shared-memory").rows:

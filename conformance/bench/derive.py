@@ -117,6 +117,7 @@ _TIMES: dict[Metric, Callable[[Run], float | None]] = {
     "prefill_layer_major": lambda run: run.prefill_time_ns,
     "prefill_token_major": lambda run: run.prefill_time_ns,
     "first_token": lambda run: run.first_token_time_ns,
+    "client_first_token": lambda run: run.client_first_token_time_ns,
     "end_to_end": lambda run: run.wall_time_ns,
 }
 
@@ -124,7 +125,7 @@ _TIMES: dict[Metric, Callable[[Run], float | None]] = {
 def _n_tokens(record: BenchRecord, metric: Metric) -> int:
     """Return how many tokens one sample stands for."""
     n_prompt = len(record.prompt_token_ids)
-    by_metric = {"decode": 1, "first_token": 1, "end_to_end": record.plan.n_decode + 1}
+    by_metric = {"decode": 1, "first_token": 1, "client_first_token": 1, "end_to_end": record.plan.n_decode + 1}
     return by_metric.get(metric, n_prompt)
 
 

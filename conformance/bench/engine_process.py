@@ -1,8 +1,9 @@
-"""Our engine as a process that stays up: one line of JSON in, one generation, one line of JSON out.
+"""Our engine as a process that stays up: one line of JSON in, one generation, two lines of JSON out.
 
 `python -m conformance.bench.engine_process REQUEST.json` loads what the request file asks for and says so; then every
-line {"prefill": MODE, "n_predict": N} on standard input is one generation from an empty state. It ends with standard
-input. `... read-ceiling` measures the read ceiling of the device instead, before a model takes the memory.
+line {"prefill": MODE, "n_predict": N} on standard input is one generation from an empty state, answered twice: as soon
+as the first id is known, and at the end. It ends with standard input. `... read-ceiling` measures the read ceiling of
+the device instead, before a model takes the memory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -67,14 +68,18 @@ class _SlowedDecoder:
         return chosen
 
 
-def generate(engine: Engine, prompt_ids: Sequence[int], prefill: PrefillMode, n_predict: int) -> dict[str, Any]:
-    """Generate once and return ids, hash of the logits after the prompt, and times in ns."""
+def generate(
+    engine: Engine, prompt_ids: Sequence[int], prefill: PrefillMode, n_predict: int, on_first: Callable[[int], None]
+) -> dict[str, Any]:
+    """Generate once; return ids, hash of the logits after the prompt, and times in ns. on_first gets the first id."""
     first_token_time_ns = 0
     start = time.perf_counter_ns()
 
     def note_first(token: int) -> None:
         nonlocal first_token_time_ns
-        first_token_time_ns = first_token_time_ns or time.perf_counter_ns() - start
+        if not first_token_time_ns:
+            first_token_time_ns = time.perf_counter_ns() - start
+            on_first(token)
 
     generation = engine.run(prompt_ids, n_predict, prefill=prefill, on_token=note_first)
     return {
@@ -97,7 +102,7 @@ def _serve(values: dict[str, Any]) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            _say(generate(engine, request.prompt_ids, asked["prefill"], asked["n_predict"]))
+            _say(generate(engine, request.prompt_ids, asked["prefill"], asked["n_predict"], _say_first))
         except NonFiniteError as error:
             _say({"error": str(error)})
 
@@ -139,6 +144,10 @@ def _read_ceiling() -> dict[str, Any]:
     from engine.cuda.ceiling import read_ceiling
 
     return {"gb_per_s": read_ceiling()}
+
+
+def _say_first(token: int) -> None:
+    _say({"first_token_id": token})
 
 
 def _say(values: dict[str, Any]) -> None:

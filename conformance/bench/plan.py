@@ -76,7 +76,7 @@ class BenchRequest:
 
 
 def bench_files(request: BenchRequest, progress: Progress) -> list[ScenarioFile]:
-    """Return the scenarios to measure: those named, the default ones of the backend, or those of the user's model.
+    """Return the scenarios to measure: those named, the fixtures' of the backend, or those of the user's model.
 
     --quick takes, on a CPU, the tiny model alone. Raises ScenarioError, ConformanceError, EngineError.
     """
@@ -89,7 +89,8 @@ def bench_files(request: BenchRequest, progress: Progress) -> list[ScenarioFile]
     elif request.backend == "cuda":
         files = [find_scenario(name) for name in CUDA_SCENARIOS]
     else:
-        files = [file for file in default_scenarios() if not request.quick or file.scenario.model.kind == "tiny"]
+        kinds = ("tiny",) if request.quick else ("tiny", "small")
+        files = [file for file in default_scenarios() if file.scenario.model.kind in kinds]
     for file in files:
         if request.backend not in file.scenario.backends:
             raise ConformanceError(f"{file.scenario.name} is not for --backend {request.backend}")

@@ -29,7 +29,9 @@ DEFAULT_BENCH_FOLDER = DEFAULT_FOLDER / SCHEMA_NAME
 MACHINE_FILE = "machine.json"
 _N_DIGEST = 16
 
-Metric: TypeAlias = Literal["decode", "prefill_layer_major", "prefill_token_major", "first_token", "end_to_end"]
+Metric: TypeAlias = Literal[
+    "decode", "prefill_layer_major", "prefill_token_major", "first_token", "client_first_token", "end_to_end"
+]
 Residency: TypeAlias = Literal["together", "alternating"]
 TokensVerdict: TypeAlias = Literal["right", "wrong", "failed", "none"]
 Seconds = Annotated[float, Field(ge=0)]
@@ -56,7 +58,8 @@ class Run(Data):
     """One timed run; `round` 0 is the first, the untimed reference run of a subject, of which everything is checked.
 
     order: its place among all runs of the record. decode_time_ns: one entry per token, or one for all n_decoded of
-    them where the program says no more. error: why it gave nothing.
+    them where the program says no more. first_token_time_ns: by the program's own clock; client_first_token_time_ns: by
+    the clock of who asked, None where the program does not stream. error: why it gave nothing.
     """
 
     round: Annotated[int, Field(ge=0)]
@@ -65,6 +68,7 @@ class Run(Data):
     n_decoded: Annotated[int, Field(ge=0)] = 0
     prefill_time_ns: _Time | None = None
     first_token_time_ns: _Time | None = None
+    client_first_token_time_ns: _Time | None = None
     decode_time_ns: list[_Time] = Field(default_factory=list)
     wall_time_ns: _Time | None = None
     n_generated: Annotated[int, Field(ge=0)] = 0

@@ -16,8 +16,11 @@ METRIC_LABELS: dict[Metric, str] = {
     "prefill_layer_major": "prompt, batched",
     "prefill_token_major": "prompt, token by token",
     "first_token": "first token",
+    "client_first_token": "first token, client's clock",
     "end_to_end": "end to end",
 }
+FIRST_TOKENS: tuple[Metric, ...] = ("first_token", "client_first_token")
+"""Of these only the wait means something, not a rate."""
 _WIDTH = 100
 
 
@@ -67,7 +70,7 @@ def _speed_rows(record: BenchRecord) -> Iterator[tuple[str, ...]]:
 
 def _speeds(figure: Figure) -> tuple[str, str, str, str]:
     """Return tok/s, ms/token, GB/s and share of the ceiling; of a first token only the wait means something."""
-    rate = "-" if figure.metric == "first_token" else f"{figure.tok_per_s:.2f}"
+    rate = "-" if figure.metric in FIRST_TOKENS else f"{figure.tok_per_s:.2f}"
     bandwidth = "-" if figure.gb_per_s is None else f"{figure.gb_per_s:.1f}"
     share = "-" if figure.ceiling_fraction is None else f"{figure.ceiling_fraction:.1%}"
     return rate, f"{figure.ms_per_token:.3f}", bandwidth, share

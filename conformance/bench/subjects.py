@@ -87,7 +87,14 @@ class EngineSubject:
     deadline_s: float
     slowed_by: float = 0.0
     role: Literal["engine"] = "engine"
-    metrics: tuple[Metric, ...] = ("decode", "prefill_layer_major", "prefill_token_major", "first_token", "end_to_end")
+    metrics: tuple[Metric, ...] = (
+        "decode",
+        "prefill_layer_major",
+        "prefill_token_major",
+        "first_token",
+        "client_first_token",
+        "end_to_end",
+    )
     prefill: tuple[PrefillMode, ...] = ("layer_major", "token_major")
     _process: LiveProcess | None = None
     _said: dict[str, Any] = field(default_factory=dict)
@@ -110,13 +117,15 @@ class EngineSubject:
         return Cold(ready_time_ns, self._said["load_time_ns"], self._said["compile_time_ns"])
 
     def run(self, prefill: PrefillMode, n_predict: int) -> dict[str, Any]:
-        """Generate once."""
+        """Generate once; the first id comes ahead of the answer, as a server streams it."""
         assert self._process is not None
         asked = json.dumps({"prefill": prefill, "n_predict": n_predict})
-        answer = _said(self._process, self._process.ask(asked, self.deadline_s))
-        if "error" in answer:
-            raise EngineRunError(answer["error"])
-        return answer | _counts(answer["token_ids"])
+        start_ns = time.perf_counter_ns()
+        first = _unless_error(_said(self._process, self._process.ask(asked, self.deadline_s)))
+        client_first_token_time_ns = time.perf_counter_ns() - start_ns
+        answer = _unless_error(_said(self._process, self._process.read(self.deadline_s)))
+        _require_first(self.name, first["first_token_id"], answer["token_ids"])
+        return answer | _counts(answer["token_ids"]) | {"client_first_token_time_ns": client_first_token_time_ns}
 
     def describe(self) -> dict[str, Any]:
         """Return what the process said when it was ready."""
@@ -243,13 +252,16 @@ class LlamaBenchSubject:
 
 @dataclass
 class LlamaServerSubject:
-    """llama-server end to end: /completion of token ids, by the client's clock and by the server's."""
+    """llama-server end to end: /completion of token ids, by the client's clock and by the server's.
+
+    Each run is two requests: a streamed one for the wait until the first id, and one whose ids are all checked.
+    """
 
     build: LlamaBuild
     request: WorkerRequest
     flags: BaselineFlags
     role: Literal["baseline"] = "baseline"
-    metrics: tuple[Metric, ...] = ("decode", "prefill_layer_major", "end_to_end")
+    metrics: tuple[Metric, ...] = ("decode", "prefill_layer_major", "client_first_token", "end_to_end")
     prefill: tuple[PrefillMode, ...] = ("layer_major",)
     _server: LlamaServer | None = None
 
@@ -264,10 +276,14 @@ class LlamaServerSubject:
         return Cold(self._server.ready_time_ns)
 
     def run(self, prefill: PrefillMode, n_predict: int) -> dict[str, Any]:
-        """Ask for one completion."""
+        """Ask for a first id, then for one completion."""
         assert self._server is not None
+        first = self._server.first_token(self.request.prompt_ids)
         completion = self._server.complete(self.request.prompt_ids, n_predict)
+        if first.token_id is not None:
+            _require_first(self.name, first.token_id, completion.token_ids)
         return {
+            "client_first_token_time_ns": first.time_ns,
             "prefill_time_ns": completion.prompt_time_ns,
             "decode_time_ns": [completion.generation_time_ns],
             "wall_time_ns": completion.wall_time_ns,
@@ -356,6 +372,19 @@ def _counts(ids: list[int]) -> dict[str, Any]:
         "n_decoded": len(ids) - 1,
         "generated_token_ids_le64_sha256": token_ids_le64_sha256(ids),
     }
+
+
+def _require_first(name: str, token_id: int, ids: list[int]) -> None:
+    """Raise ProcessError unless the id that came first is the first of the answer: else its time means nothing."""
+    if ids[:1] != [token_id]:
+        raise ProcessError(f"{name} gave {token_id} as its first id, and {ids[:1]} in its answer")
+
+
+def _unless_error(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer of our engine; raises EngineRunError where it is a refusal."""
+    if "error" in answer:
+        raise EngineRunError(answer["error"])
+    return answer
 
 
 def _said(process: LiveProcess, line: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from conformance.bench.ops import verify_ops
 from conformance.bench.records import (
     MACHINE_FILE,
     BenchRecord,
+    Run,
     broken_seals,
     load_json,
     machine_slug,
@@ -26,6 +27,8 @@ from conformance.bench.records import (
 )
 from conformance.checks import CheckResult
 from conformance.errors import RecordError
+from conformance.facts import FACTS_FOLDER, page_findings, verify_facts
+from conformance.models.pydoc.figures import FIGURES_FOLDER, verify_figures
 from conformance.records import Record, read_record
 from conformance.scenario import (
     FinalGreedyTokenId,
@@ -37,7 +40,7 @@ from conformance.scenario import (
 from engine.generate import token_ids_le64_sha256
 
 PUBLISHED_FOLDER = Path("results")
-_NO_ROWS = ("schema", "facts", "hostile")
+_NO_ROWS = ("schema", "hostile")
 _TOLERANCE = 1e-12
 _PASSES: dict[str, Callable[[Any, Any], bool]] = {
     "finite": lambda value, limit: value == limit,
@@ -59,18 +62,24 @@ _PASSES: dict[str, Callable[[Any, Any], bool]] = {
 def verify_paths(paths: Sequence[Path]) -> tuple[list[str], int]:
     """Verify records and every record below folders; return the findings, one line each, and how many rows there are.
 
-    Raises RecordError for a path that does not exist.
+    Of a folder with files of facts the page beside it that cites them is verified, too. Raises RecordError for a path
+    that does not exist.
     """
     scenarios = {file.version: file.scenario for file in all_scenarios()}
     rows = [row for path in paths for row in _rows(path)]
-    return [f"{row}: {text}" for row in rows for text in verify_row(row, scenarios)], len(rows)
+    pages = [text for path in paths if (path / FACTS_FOLDER).is_dir() for text in page_findings(path.parent)]
+    return [*(f"{row}: {text}" for row in rows for text in verify_row(row, scenarios)), *pages], len(rows)
 
 
 def verify_row(path: Path, scenarios: dict[str, Scenario]) -> Iterator[str]:
     """Yield what is wrong with one record's file; scenarios: those of this checkout, by version."""
     try:
         data = load_json(path)
-        if isinstance(data, dict) and data.get("kind") == "bench":
+        if path.parent.name == FACTS_FOLDER:
+            yield from verify_facts(data)
+        elif path.parent.name == FIGURES_FOLDER:
+            yield from verify_figures(data)
+        elif isinstance(data, dict) and data.get("kind") == "bench":
             yield from verify_bench(path, data, scenarios)
         elif isinstance(data, dict) and data.get("kind") == "ops":
             yield from verify_ops(data)
@@ -112,7 +121,7 @@ def verify_record(record: Record, scenarios: dict[str, Scenario]) -> Iterator[st
 
 
 def _rows(path: Path) -> list[Path]:
-    """Return the records at `path`: itself, or those below it; schemas, facts and verdicts on files are none."""
+    """Return the records at `path`: itself, or those below it; schemas and verdicts on files are none."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -156,9 +165,17 @@ def _bench_runs(record: BenchRecord) -> Iterator[str]:
                 yield f"{where}.round: {run.round} of {record.plan.n_repetitions}"
             if len(run.decode_time_ns) not in (0, 1, run.n_decoded):
                 yield f"{where}.decode_time_ns: {len(run.decode_time_ns)} times for {run.n_decoded} tokens"
+            if _is_too_early(run):
+                yield f"{where}.client_first_token_time_ns: before the program itself had its first token"
             n_decoded = record.plan.n_decode if run.prefill == "layer_major" else 0
             if run.round and run.error is None and run.n_decoded != n_decoded:
                 yield f"{where}.n_decoded: {run.n_decoded}, planned {n_decoded}"
+
+
+def _is_too_early(run: Run) -> bool:
+    """Say whether a client had the first id before the program that generated it."""
+    by_client, by_program = run.client_first_token_time_ns, run.first_token_time_ns
+    return by_client is not None and by_program is not None and by_client < by_program
 
 
 def _bench_scenario(record: BenchRecord, scenario: Scenario) -> Iterator[str]:

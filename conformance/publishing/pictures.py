@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import matplotlib
+import matplotlib.patches
 from matplotlib.figure import Figure
 
 from conformance.bench.derive import samples_of
@@ -22,16 +23,18 @@ from conformance.records import Record
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _OURS, _THEIRS, _LIMIT = "#0b6e99", "#c2571a", "#444444"
-_WEIGHTS, _BUFFERS, _REST = "weights", "buffers (state, KV, work)", "context, kernels and the rest"
+_WEIGHTS, _STATE, _KV, _ARENA = "weights", "state", "KV", "arena (work)"
+_SUM, _REST, _FREE = "state, KV and arena in one sum", "context and kernels", "free"
 _PARTS = {
     _WEIGHTS: "#0b6e99",
-    _BUFFERS: "#e0a458",
-    "state": "#8fb996",
-    "KV": "#8b5fbf",
-    "work": "#c2571a",
-    _REST: "#bbbbbb",
+    _STATE: "#8fb996",
+    _KV: "#8b5fbf",
+    _ARENA: "#c2571a",
+    _SUM: "#e0a458",
+    _REST: "#888888",
+    _FREE: "#dddddd",
 }
-"""What takes device memory, in the order in which it is drawn, and its colour."""
+"""What device memory holds, in the order in which it is drawn, and its colour."""
 _WIDTH = 6.4
 
 
@@ -117,61 +120,89 @@ def memory_pictures(results: Results) -> Iterator[Picture]:
     """Yield what takes the card's memory, one picture for each machine with all scenarios of the largest model."""
     for machine, found in groupby(on_gpu(results), key=lambda row: machine_name(row.record.machine)):
         bars = [(f"{row.record.scenario}, {row.record.engine}", memory_parts(row.record)) for row in found]
-        bars = [(label, parts) for label, parts in bars if parts]
         if bars:
             yield _memory_picture(machine, bars)
 
 
-def memory_parts(record: Record) -> dict[str, float]:
-    """Return bytes of device memory by what they are for, as the record has it; empty where it has no peak."""
-    peak = record.peak_device_memory_n_bytes
-    if peak is None:
-        return {}
-    stated = _ours(record.effective) if record.role == "engine" else _theirs(record.effective)
-    parts = {name: stated[name] for name in _PARTS if name in stated}
-    return parts | {_REST: max(0.0, peak - sum(parts.values()))}
+def memory_parts(record: Record) -> dict[str, float | None]:
+    """Return bytes of device memory by what they are for, None for what the record does not have.
+
+    What the peak has beyond what the program states is its context and kernels; free is what the peak leaves of the
+    card, if nothing else is on it.
+    """
+    peak, gpu = record.peak_device_memory_n_bytes, record.machine.gpu
+    card = None if gpu is None else gpu.memory_n_bytes
+    parts = _ours(record.effective) if record.role == "engine" else _theirs(record.effective)
+    stated = sum(n_bytes for n_bytes in parts.values() if n_bytes is not None)
+    rest = None if peak is None or parts[_WEIGHTS] is None else max(0.0, peak - stated)
+    free = None if peak is None or card is None else max(0.0, card - peak)
+    return parts | {_REST: rest, _FREE: free}
 
 
-def _ours(effective: Mapping[str, Any]) -> dict[str, float]:
-    keys = {_WEIGHTS: "resident_weights_n_bytes", _BUFFERS: "arena_n_bytes"}
-    return {name: effective[key] for name, key in keys.items() if isinstance(effective.get(key), int)}
+def _ours(effective: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return our engine's memory; older records have all but the weights as one sum."""
+    weights, arena = effective.get("resident_weights_n_bytes"), effective.get("arena_n_bytes")
+    state, kv = effective.get("state_n_bytes"), effective.get("kv_cache_n_bytes")
+    if arena is None or state is None or kv is None:
+        return {_WEIGHTS: weights, _STATE: None, _KV: None, _ARENA: None, _SUM: arena}
+    return {_WEIGHTS: weights, _STATE: state, _KV: kv, _ARENA: arena - state - kv}
 
 
-def _theirs(effective: Mapping[str, Any]) -> dict[str, float]:
+def _theirs(effective: Mapping[str, Any]) -> dict[str, float | None]:
     """Return llama.cpp's buffers on the device, which its log names by kind and place."""
-    names = {"model": _WEIGHTS, "KV": "KV", "RS": "state", "compute": "work"}
-    parts: dict[str, float] = {}
+    names = {"model": _WEIGHTS, "RS": _STATE, "KV": _KV, "compute": _ARENA}
+    parts: dict[str, float | None] = dict.fromkeys(names.values())
     for name, n_mib in (effective.get("buffers_mib") or {}).items():
         kind, _, place = name.partition(" ")
         if place.startswith("CUDA") and not place.endswith("Host") and kind in names:
-            parts[names[kind]] = parts.get(names[kind], 0.0) + n_mib * _MIB
+            parts[names[kind]] = (parts[names[kind]] or 0.0) + n_mib * _MIB
     return parts
 
 
-def _memory_picture(machine: str, bars: Sequence[tuple[str, dict[str, float]]]) -> Picture:
-    figure = Figure(figsize=(_WIDTH, 2.0 + 0.45 * len(bars)), layout="constrained")
-    axes = figure.subplots()
-    for at, (_, parts) in enumerate(bars):
-        left = 0.0
-        for name, n_bytes in parts.items():
-            axes.barh(at, n_bytes / _GIB, left=left, color=_PARTS[name], label=name)
-            left += n_bytes / _GIB
-    axes.set_yticks(range(len(bars)), [label for label, _ in bars])
-    axes.invert_yaxis()
-    axes.set_xlabel("device memory at the peak, GiB")
-    handles, labels = axes.get_legend_handles_labels()
-    by_label = dict(zip(labels, handles, strict=True))
-    figure.legend(by_label.values(), by_label.keys(), loc="outside upper center", ncols=2, frameon=False)
+def _memory_picture(machine: str, bars: Sequence[tuple[str, dict[str, float | None]]]) -> Picture:
+    """Draw what each program takes, and below it the same on the whole card: a large one leaves no room for parts."""
+    figure = Figure(figsize=(_WIDTH, 3.0 + 0.75 * len(bars)), layout="constrained")
+    taken, card = figure.subplots(2)
+    _draw_bars(taken, [(label, {k: v for k, v in parts.items() if k != _FREE}) for label, parts in bars])
+    taken.set_xlabel("taken at the peak, GiB")
+    _draw_bars(card, bars)
+    card.set_xlabel("the whole card, GiB")
+    handles = [matplotlib.patches.Patch(color=_PARTS[name]) for name in _drawn(bars)]
+    figure.legend(handles, _drawn(bars), loc="outside upper center", ncols=2, frameon=False)
     said = "; ".join(
-        f"{label}: " + ", ".join(f"{name} {n_bytes / _MIB:,.0f}" for name, n_bytes in parts.items())
-        for label, parts in bars
+        f"{label}: " + ", ".join(f"{name} {_mib(n_bytes)}" for name, n_bytes in parts.items()) for label, parts in bars
     )
     return Picture(
         f"memory-{_slug(machine)}.svg",
         _svg(figure),
         f"Device memory at the peak on {machine}, in MiB: {said}.",
-        f"Device memory at the peak on {machine}. The rest is what the peak has beyond what the program states.",
+        f"Device memory at the peak on {machine}. Context and kernels: what the peak has beyond what the program "
+        f"states. Free: what it leaves of the card.{_unmeasured(bars)}",
     )
+
+
+def _draw_bars(axes: Any, bars: Sequence[tuple[str, dict[str, float | None]]]) -> None:
+    for at, (_, parts) in enumerate(bars):
+        left = 0.0
+        for name, n_bytes in parts.items():
+            axes.barh(at, (n_bytes or 0.0) / _GIB, left=left, color=_PARTS[name])
+            left += (n_bytes or 0.0) / _GIB
+    axes.set_yticks(range(len(bars)), [label for label, _ in bars])
+    axes.invert_yaxis()
+
+
+def _drawn(bars: Sequence[tuple[str, dict[str, float | None]]]) -> list[str]:
+    return [name for name in _PARTS if any(parts.get(name) is not None for _, parts in bars)]
+
+
+def _unmeasured(bars: Sequence[tuple[str, dict[str, float | None]]]) -> str:
+    """Return a sentence on each program of which the record lacks parts."""
+    lacking = [(label, [name for name, n_bytes in parts.items() if n_bytes is None]) for label, parts in bars]
+    return "".join(f" Not measured, {label}: {', '.join(names)}." for label, names in lacking if names)
+
+
+def _mib(n_bytes: float | None) -> str:
+    return "not measured" if n_bytes is None else f"{n_bytes / _MIB:,.0f}"
 
 
 def gap_pictures(results: Results) -> Iterator[Picture]:

@@ -19,7 +19,12 @@ from mkdocs.structure.pages import Page
 from conformance.publishing.pictures import Picture, pictures_of
 from conformance.publishing.rows import read_results
 
-PAGES_ELSEWHERE = {"results/README.md": "records.md", "SECURITY.md": "security.md", "README.md": "index.md"}
+PAGES_ELSEWHERE = {
+    "results/README.md": "records.md",
+    "SECURITY.md": "security.md",
+    "README.md": "index.md",
+    "conformance/models/pydoc/README.md": "trained-model.md",
+}
 """Pages of the site whose text is not in docs/: where it is, and their name on the site."""
 _NOT_MADE = {"README.md"}
 _GROUPS = ("gaps", "speed", "steps", "memory")

@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from baselines.published import Published, Table, all_published, published_rows
 from conformance.bench.records import BenchComparison, BenchRecord, Figure
-from conformance.bench.report import METRIC_LABELS
+from conformance.bench.report import FIRST_TOKENS, METRIC_LABELS
 from conformance.publishing.rows import BenchRow, Results, Row, machine_name
 from conformance.records import Record
 from conformance.scenario import ScenarioFile, all_scenarios
@@ -149,7 +149,7 @@ def _where(row: BenchRow, depth: str) -> tuple[str, str]:
 
 
 def _speeds(figure: Figure) -> tuple[str, str, str, str]:
-    rate = "-" if figure.metric == "first_token" else f"{figure.tok_per_s:.2f}"
+    rate = "-" if figure.metric in FIRST_TOKENS else f"{figure.tok_per_s:.2f}"
     bandwidth = "-" if figure.gb_per_s is None else f"{figure.gb_per_s:.1f}"
     share = "-" if figure.ceiling_fraction is None else f"{figure.ceiling_fraction:.1%}"
     return rate, f"{figure.ms_per_token:.3f}", bandwidth, share
@@ -226,8 +226,13 @@ def _missing_rows(results: Results, files: Sequence[ScenarioFile]) -> Iterator[s
             where = f"{file.scenario.name} on the {backend} backend"
             if (file.scenario.name, f"engine-{backend}") not in ran:
                 yield f"{where}, tokens and logits"
-            if (file.scenario.name, backend) not in benched:
+            is_timed = file.scenario.model.kind is not None  # a bench is made of fixtures
+            if is_timed and (file.scenario.name, backend) not in benched:
                 yield f"{where}, speed (bench)"
+    for row in results.bench:
+        if not any(found.metric == "client_first_token" for found in row.record.comparisons):
+            where = f"{row.record.scenario}, {row.record.subjects[0].name} on {machine_name(row.record.machine)}"
+            yield f"{where}, first token by a client's clock against llama-server"
 
 
 def claims_table() -> str:

@@ -22,6 +22,7 @@ ALL_METRICS: tuple[Metric, ...] = (
     "prefill_layer_major",
     "prefill_token_major",
     "first_token",
+    "client_first_token",
     "end_to_end",
 )
 OPTIONS = BenchOptions(n_repetitions=6, n_decode=2, warm_up_s=0.0)
@@ -71,6 +72,7 @@ class FakeSubject:
         return {
             "prefill_time_ns": 4 * time_ns,
             "first_token_time_ns": 5 * time_ns,
+            "client_first_token_time_ns": 6 * time_ns,
             "decode_time_ns": [time_ns] * (len(ids) - 1),
             "wall_time_ns": (4 + len(ids)) * time_ns,
             "n_decoded": len(ids) - 1,

@@ -19,6 +19,19 @@ from conformance.tests.bench_fakes import bench_of, golden_logits, right_ids
 from engine.generate import load_engine, token_ids_le64_sha256
 
 
+class Says:
+    """A process of the engine that says these lines."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = iter(lines)
+
+    def ask(self, line: str, deadline_s: float) -> str:
+        return next(self._lines)
+
+    def read(self, deadline_s: float) -> str:
+        return next(self._lines)
+
+
 @pytest.fixture
 def engine(short: ScenarioFile) -> EngineSubject:
     request = subject_request(short.scenario, short.path.parent / "tiny.gguf", "numpy")
@@ -39,6 +52,7 @@ def test_the_engine_s_process_gives_the_right_tokens_in_both_modes(engine: Engin
     assert (len(answers[0]["decode_time_ns"]), answers[0]["n_decoded"]) == (3, 3)
     for answer in answers:
         assert 0 < answer["prefill_time_ns"] <= answer["first_token_time_ns"] <= answer["wall_time_ns"]
+        assert answer["first_token_time_ns"] <= answer["client_first_token_time_ns"]
     assert 0 < (cold.load_time_ns or 0) < cold.ready_time_ns
     assert cold.compile_time_ns is None
     assert peak is not None
@@ -56,13 +70,19 @@ def test_an_engine_that_refuses_says_why(engine: EngineSubject, tmp_path: Path) 
 
 
 def test_a_generation_that_fails_leaves_the_process_up(engine: EngineSubject, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Says:
-        def ask(self, line: str, deadline_s: float) -> str:
-            return '{"error": "layer 3: NaN"}'
+    nan = '{"error": "layer 3: NaN"}'
+    for said in ([nan], ['{"first_token_id": 5}', nan]):
+        monkeypatch.setattr(engine, "_process", Says(said))
+        with pytest.raises(EngineRunError, match="layer 3: NaN"):
+            engine.run("layer_major", 4)
 
-    monkeypatch.setattr(engine, "_process", Says())
-    with pytest.raises(EngineRunError, match="layer 3: NaN"):
-        engine.run("layer_major", 4)
+
+def test_a_first_id_that_is_not_in_the_answer_ends_the_run(
+    engine: EngineSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_process", Says(['{"first_token_id": 5}', '{"token_ids": [6, 5]}']))
+    with pytest.raises(ProcessError, match=r"engine-numpy gave 5 as its first id, and \[6\] in its answer"):
+        engine.run("layer_major", 2)
 
 
 def test_the_engine_is_measured_against_itself_end_to_end(engine: EngineSubject, short: ScenarioFile) -> None:
@@ -82,8 +102,10 @@ def test_a_slowed_engine_is_slower_by_that_part_and_has_the_same_tokens(
     monkeypatch.setattr(time, "sleep", slept.append)
     wrapped: Any = SlowedOps(engine.ops, 0.5)
     slowed = replace(engine, ops=wrapped)
-    answer = generate(slowed, short.scenario.prompt_token_ids, "layer_major", 4)
+    firsts: list[int] = []
+    answer = generate(slowed, short.scenario.prompt_token_ids, "layer_major", 4, firsts.append)
     assert answer["token_ids"] == right_ids(short)
+    assert firsts == right_ids(short)[:1]
     steps_s = [time_ns * 1e-9 for time_ns in answer["decode_time_ns"]]
     assert slept == pytest.approx([step / 2 for step in steps_s], rel=0.2)
 

@@ -70,6 +70,7 @@ EDITS: list[tuple[list[Any], str]] = [
     (["figures", 0, "ceiling_fraction"], "record.figures[0].ceiling_fraction"),
     (["subjects", 0, "runs", 3, "decode_time_ns", 1], "record.subjects[0].runs[3]"),
     (["subjects", 1, "runs", 1, "prefill_time_ns"], "record.subjects[1].runs[1]"),
+    (["subjects", 2, "runs", 1, "client_first_token_time_ns"], "record.subjects[2].runs[1]"),
     (["subjects", 0, "runs", 2, "order"], "record.subjects[0].runs[2]"),
     (["subjects", 0, "runs", 5, "telemetry", "sm_mhz"], "record.subjects[0].runs[5].telemetry"),
     (["subjects", 0, "runs", 5, "generated_token_ids_le64_sha256"], "record.subjects[0].runs[5]"),
@@ -121,6 +122,35 @@ def test_an_edit_under_new_seals_still_contradicts_the_samples(
         copy = path.with_name("edited.json")
         copy.write_text(json.dumps(data))
         assert any(text.startswith(place) for text in findings(copy, short)), place
+
+
+def test_no_client_has_the_first_token_before_the_program(
+    bench_record: BenchRecord, short: ScenarioFile, tmp_path: Path
+) -> None:
+    path = write_bench_record(bench_record, tmp_path)
+    data = json.loads(path.read_text())
+    run = data["subjects"][0]["runs"][2]
+    run["client_first_token_time_ns"] = run["first_token_time_ns"] - 1
+    data["digests"] = digests_of(data)
+    path.write_text(json.dumps(data))
+    place = "record.subjects[0].runs[2].client_first_token_time_ns"
+    assert f"{place}: before the program itself had its first token" in findings(path, short)
+
+
+def test_a_row_from_before_clients_were_timed_has_no_such_figure(
+    bench_record: BenchRecord, short: ScenarioFile, tmp_path: Path
+) -> None:
+    path = write_bench_record(bench_record, tmp_path)
+    data = json.loads(path.read_text())
+    for subject in data["subjects"]:
+        subject["metrics"].remove("client_first_token")
+        for run in subject["runs"]:
+            del run["client_first_token_time_ns"]
+    for key in ("figures", "comparisons"):
+        data[key] = [row for row in data[key] if row["metric"] != "client_first_token"]
+    data["digests"] = digests_of(data)
+    path.write_text(json.dumps(data))
+    assert findings(path, short) == []
 
 
 def test_a_verdict_cannot_be_turned(bench_record: BenchRecord, short: ScenarioFile, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from baselines.errors import BuildError
 from conformance import cli, fixtures, llama_builds
+from conformance.controls import CONTROLS
 from conformance.gate import Outcome
 from conformance.models import ModelSummary
 from conformance.records import Record, read_records, write_record
@@ -133,6 +134,29 @@ def test_gate_exit_codes(only_short: ScenarioFile, records: list[Record], tmp_pa
     assert unreadable.output == f"error: {path}: schema_version is 9, expected 1\n"
 
 
+def test_gate_on_records_of_other_source_is_2_unless_told_otherwise(
+    only_short: ScenarioFile, records: list[Record], tmp_path: Path
+) -> None:
+    for record in records:
+        versions = record.versions.model_copy(update={"backend_source_sha256": {"numpy": "0" * 64}})
+        write_record(record.model_copy(update={"versions": versions}), tmp_path)
+    stale = _invoke("gate", tmp_path)
+    assert stale.exit_code == 2
+    says = "\nnot measured: short, engine-numpy: stale: measured with other engine source\n"
+    assert says in stale.output
+    assert stale.output.count("stale: ") == 1 + len(CONTROLS)
+    anyhow = _invoke("gate", tmp_path, "--any-source")
+    assert anyhow.exit_code == 0
+    assert "stale" not in anyhow.output
+    assert "\nmeasured with other engine source: short, engine-numpy; short, control-" in anyhow.output
+
+
+def test_the_published_records_pass_as_history(tmp_path: Path) -> None:
+    published = ROOT / "results" / "v1" / "xeon-2-cores-2026-11-30-gaps"
+    asked = [part for folder in published.iterdir() for part in ("--scenario", folder.name)]
+    assert _invoke("gate", published, *asked, "--any-source").exit_code == 0
+
+
 def test_gate_without_the_suite_s_records_is_2(records: list[Record], out: Path) -> None:
     result = _invoke("gate", out)
     assert result.exit_code == 2
@@ -148,6 +172,11 @@ def test_list_names_every_scenario_with_its_question() -> None:
         ["small-c2048", "default"],
         ["27b-c512", "by"],
         ["27b-c2048", "by"],
+        *(
+            [f"pydoc-{topic}-c{n}", "default"]
+            for topic in ("import", "objects", "strings", "try", "with")
+            for n in (512, 2048)
+        ),
     ]
     assert all(line.endswith("?") for line in lines)
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.gate import Outcome, judge
+from conformance.gate import STALE, Outcome, judge
+from conformance.machine import engine_source_sha256
 from conformance.records import Record
 from conformance.scenario import ScenarioFile
 from conformance.tests.fakes import BASELINE_NAME
@@ -98,3 +99,43 @@ def test_a_mismatch_outweighs_what_was_not_measured(records: list[Record], short
 def test_records_of_other_scenarios_have_no_say(records: list[Record], short: ScenarioFile) -> None:
     broken = records[0].model_copy(update={"scenario": "other", "status": "crashed"})
     assert judge([*records, broken], [short], ["numpy"]).outcome is Outcome.MATCH
+
+
+def _of_source(**values: object) -> Change:
+    return lambda record: record.model_copy(update={"versions": record.versions.model_copy(update=values)})
+
+
+OTHER, HERE, HERE_NUMPY = "0" * 64, engine_source_sha256(), engine_source_sha256("numpy")
+
+
+@pytest.mark.parametrize(
+    ("engine", "change", "is_stale"),
+    [
+        ("engine-numpy", _of_source(engine_source_sha256=OTHER), False),
+        ("engine-numpy", _of_source(backend_source_sha256={"numpy": OTHER}), True),
+        ("engine-numpy", _of_source(backend_source_sha256={"numpy": HERE_NUMPY, "cuda": OTHER}), False),
+        ("engine-numpy", _of_source(backend_source_sha256={"cuda": OTHER}), True),
+        ("engine-numpy", _of_source(backend_source_sha256=None, engine_source_sha256=OTHER), True),
+        ("engine-numpy", _of_source(backend_source_sha256=None, engine_source_sha256=HERE), False),
+        ("control-rope_off_by_one", _of_source(backend_source_sha256={"numpy": OTHER}), True),
+        (BASELINE_NAME, _of_source(backend_source_sha256={"numpy": OTHER}, engine_source_sha256=OTHER), False),
+    ],
+)
+def test_a_record_of_other_engine_source_is_stale(
+    records: list[Record], short: ScenarioFile, engine: str, change: Change, is_stale: bool
+) -> None:
+    changed = _changed(records, engine, change)
+    judgement = judge(changed, [short], ["numpy"])
+    assert judgement.outcome is (Outcome.NOT_MEASURED if is_stale else Outcome.MATCH)
+    assert [(found.engine, found.text) for found in judgement.findings] == [(engine, STALE)] * is_stale
+    assert judgement.of_other_source == ()
+    anyhow = judge(changed, [short], ["numpy"], any_source=True)
+    assert anyhow.outcome is Outcome.MATCH
+    assert anyhow.of_other_source == (((short.scenario.name, engine),) if is_stale else ())
+
+
+def test_a_mismatch_of_other_source_is_no_mismatch_of_this_one(records: list[Record], short: ScenarioFile) -> None:
+    failed = _changed(records, "engine-numpy", _check("finite", False))
+    stale = _changed(failed, "engine-numpy", _of_source(backend_source_sha256={}))
+    assert judge(stale, [short], ["numpy"]).outcome is Outcome.NOT_MEASURED
+    assert judge(stale, [short], ["numpy"], any_source=True).outcome is Outcome.MISMATCH

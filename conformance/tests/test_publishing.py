@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baselines.published import all_published
 from conformance import cli
 from conformance.bench.records import BenchRecord
 from conformance.errors import ConformanceError
@@ -55,7 +56,7 @@ def test_report_writes_once_and_check_finds_a_changed_digit(tmp_path: Path, monk
 
 def test_a_new_record_replaces_an_older_one_of_its_machine(tmp_path: Path) -> None:
     copy_of_project(tmp_path)
-    old = next((tmp_path / "results" / "v1").glob("xeon*")) / "tiny-c512" / "engine-numpy.json"
+    old = next((tmp_path / "results" / "v1").glob("xeon*/tiny-c512/engine-numpy.json"))
     values = json.loads(old.read_text()) | {"time_utc": "2027-01-01T00:00:00Z"}
     values["output"]["smallest_top2_gap"] = 0.1234
     new = tmp_path / "results" / "v1" / "later" / "tiny-c512" / "engine-numpy.json"
@@ -142,8 +143,9 @@ def test_no_page_has_a_ratio_with_a_claim(results: Results) -> None:
     assert "llama.cpp b8763" in claims
     assert "NVIDIA GeForce RTX 5060 Ti" in claims
     text = tables.all_claims()
-    assert text.count("**Claimed, not measured here.**") == 1
+    assert text.count("**Claimed, not measured here.**") == len(all_published()) == 3
     assert "| 25.14 |" in text
+    assert "| NVIDIA GeForce RTX 5060 Ti 16GB | Q4-XYZ-v2, 15.06 GB | 32K, q4_0 | b10472 | 26.3 |" in text
 
 
 def test_a_failed_check_is_no_pass(results: Results) -> None:
@@ -161,6 +163,8 @@ def test_what_is_not_measured_is_said(results: Results) -> None:
     assert tables.speed_table(nothing, "") == "Not measured."
     lines = tables.missing_list(nothing).splitlines()
     assert "- Not measured: 27b-c512 on the cuda backend, speed (bench)." in lines
+    assert "- Not measured: pydoc-with-c512 on the cuda backend, tokens and logits." in lines
+    assert "- Not measured: pydoc-with-c512 on the cuda backend, speed (bench)." not in lines
     assert "- Not measured: bandwidth by op against the ceiling: there is no op benchmark of the CUDA backend." in lines
     here = tables.missing_list(results)
     assert "tiny-c512 on the numpy backend" not in here

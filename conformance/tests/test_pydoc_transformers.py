@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.models.pydoc.compare import agreement, engine_logits, transformers_logits
+from conformance.models.pydoc.compare import LARGEST_TIE, LIMIT, agreement, engine_logits, transformers_logits
 from conformance.models.pydoc.convert import read_checkpoint, write_model_file
 from conformance.models.pydoc.corpus import load_corpus
 from conformance.models.pydoc.mapping import HeadLayout, spec_of
@@ -18,14 +18,6 @@ from conformance.models.pydoc.vocabulary import end_of_text_id, learn_vocabulary
 pytestmark = pytest.mark.transformers
 
 N_POSITIONS = 70 + 129
-LIMIT = 1e-6
-"""NMSE per position that f16 keys and values and another order of sums may cause.
-
-Measured: 4e-8 here, 1.4e-7 on a checkpoint of six training steps.
-"""
-
-LARGEST_TIE = 1e-3
-"""Where the two disagree on the largest logit, transformers' two largest must be this close."""
 
 
 @pytest.fixture(scope="module")

@@ -156,6 +156,27 @@ def test_the_engine_is_identified_by_its_source() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changed", "whole", "numpy", "cuda"),
+    [
+        ("cuda/kernels/a.cu", True, False, True),
+        ("reference/ops.py", True, True, False),
+        ("numerics.py", True, True, True),
+        ("cuda/tests/test_a.py", False, False, False),
+        ("notes.txt", False, False, False),
+    ],
+)
+def test_what_is_the_source_of_a_backend(tmp_path: Path, changed: str, whole: bool, numpy: bool, cuda: bool) -> None:
+    for name in ("cuda/kernels/a.cu", "reference/ops.py", "numerics.py", "cuda/tests/test_a.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a")
+    before = [engine_source_sha256(backend, tmp_path) for backend in (None, "numpy", "cuda")]
+    assert len({*before}) == 3
+    (tmp_path / changed).write_text("b")
+    after = [engine_source_sha256(backend, tmp_path) for backend in (None, "numpy", "cuda")]
+    assert [a != b for a, b in zip(before, after, strict=True)] == [whole, numpy, cuda]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[" * 100_000, "not a record: "),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,13 @@ from conformance.scenario import (
     select_scenarios,
 )
 from conformance.tests.fakes import content, write_scenario
+from engine.cli import TRAINED_MODEL
+from engine.gguf.reader import open_model
+from engine.gguf.tokenizer import Tokenizer
 
 SHA256 = "ab" * 32
+TOPICS = ("import", "objects", "strings", "try", "with")
+PYDOC = [f"pydoc-{topic}-c{n_ctx}" for topic in TOPICS for n_ctx in (512, 2048)]
 
 
 def _error(tmp_path: Path, values: dict[str, Any] | str) -> str:
@@ -138,8 +144,8 @@ def test_version_depends_on_content_and_not_on_layout(tmp_path: Path) -> None:
 
 def test_the_27b_scenarios_are_asked_for_by_name() -> None:
     small = ["tiny-c512", "tiny-c2048", "small-c512", "small-c2048"]
-    assert _names(default_scenarios()) == small
-    assert _names(all_scenarios()) == [*small, "27b-c512", "27b-c2048"]
+    assert _names(default_scenarios()) == [*small, *PYDOC]
+    assert _names(all_scenarios()) == [*small, "27b-c512", "27b-c2048", *PYDOC]
     assert find_scenario("27b-c512").scenario.default is False
 
 
@@ -149,11 +155,25 @@ def test_scenarios_have_the_shape_of_the_article() -> None:
         scenario = file.scenario
         assert file.path.stem == scenario.name
         assert scenario.n_predict == 129
-        assert list(scenario.prompt_token_ids) == prompt_ids(PRESETS[str(scenario.model.kind)])
         assert len(scenario.prompt_token_ids) == 70
-        assert scenario.model.seed == PRESETS[str(scenario.model.kind)].seed
         assert all(len(check.because) > 20 for check in scenario.checks)
-    assert [file.scenario.n_ctx for file in files] == [512, 2048] * 3
+        if scenario.model.kind is not None:
+            assert list(scenario.prompt_token_ids) == prompt_ids(PRESETS[scenario.model.kind])
+            assert scenario.model.seed == PRESETS[scenario.model.kind].seed
+    assert [file.scenario.n_ctx for file in files] == [512, 2048] * 8
+
+
+def test_the_trained_model_is_pinned_and_continues_five_texts() -> None:
+    tokenizer = Tokenizer.from_model(open_model(TRAINED_MODEL))
+    digest = hashlib.sha256(TRAINED_MODEL.read_bytes()).hexdigest()
+    texts = []
+    for name in PYDOC[::2]:
+        file = find_scenario(name)
+        assert file.scenario.model.sha256 == digest
+        assert (file.path.parent / str(file.scenario.model.file)).samefile(TRAINED_MODEL)
+        texts.append(tokenizer.decode_bytes(file.scenario.prompt_token_ids).decode())
+    heads = ['The "import" st', "Objects, values", "String Methods\n", 'The "try" state', 'The "with" stat']
+    assert [text[:15] for text in texts] == heads
 
 
 def _without(scenario: Scenario, *names: str) -> dict[str, Any]:
@@ -198,7 +218,7 @@ def test_a_scenario_runs_on_its_own_backends_only() -> None:
 
 def test_both_capacities_ask_the_same_question() -> None:
     by_name = {file.scenario.name: file.scenario for file in all_scenarios()}
-    for kind in ("tiny", "small", "27b"):
+    for kind in ("tiny", "small", "27b", *(f"pydoc-{topic}" for topic in TOPICS)):
         small, large = (_without(by_name[f"{kind}-c{c}"], "same_hash_at_both_n_ctx") for c in (512, 2048))
         assert small == large
         assert by_name[f"{kind}-c2048"].compared_scenarios == (f"{kind}-c512",)

@@ -85,12 +85,38 @@ def test_a_picture_says_what_the_record_says(results: Results) -> None:
     row = next(r for r in results.rows if r.record.engine == "engine-cuda" and r.record.scenario == "27b-c512")
     parts = memory_parts(row.record)
     assert parts["weights"] == row.record.effective["resident_weights_n_bytes"]
-    assert sum(parts.values()) == row.record.peak_device_memory_n_bytes
+    peak = row.record.peak_device_memory_n_bytes
+    assert sum(n_bytes for name, n_bytes in parts.items() if n_bytes and name != "free") == peak
+    gpu = row.record.machine.gpu
+    assert gpu
+    assert peak
+    assert gpu.memory_n_bytes
+    assert parts["free"] == gpu.memory_n_bytes - peak
+    assert [name for name, n_bytes in parts.items() if n_bytes is None] == ["state", "KV", "arena (work)"]
     theirs = next(r for r in results.rows if r.record.engine == "llama.cpp-b8763-cuda")
     assert memory_parts(theirs.record)["KV"] == 32 * 1024**2
+    memory = pictures_of("memory", results)[0]
+    assert "27b-c512, engine-cuda: weights 14,674, state not measured, KV not measured" in memory.alt
+    assert "27b-c512, llama.cpp-b8763-cuda: weights 14,674, state 150, KV 32, arena (work) 505, context" in memory.alt
+    assert "Not measured, 27b-c512, engine-cuda: state, KV, arena (work)." in memory.caption
     speed = pictures_of("speed", results)[0]
     figure = next(f for f in results.bench[0].record.figures if f.metric == "decode")
     assert f"{results.bench[0].record.scenario}, {figure.subject} {figure.tok_per_s:.1f} (" in speed.alt
+
+
+@pytest.mark.docs
+def test_memory_is_split_where_a_record_has_the_parts(results: Results) -> None:
+    from conformance.publishing.pictures import memory_parts
+
+    record = next(r for r in results.rows if r.record.scenario == "27b-c512" and r.record.role == "engine").record
+    arena = record.effective["arena_n_bytes"]
+    assert isinstance(arena, int)
+    effective = record.effective | {"state_n_bytes": 150 << 20, "kv_cache_n_bytes": 32 << 20}
+    parts = memory_parts(record.model_copy(update={"effective": effective}))
+    assert (parts["state"], parts["KV"], parts["arena (work)"]) == (150 << 20, 32 << 20, arena - (182 << 20))
+    assert None not in parts.values()
+    nothing = memory_parts(record.model_copy(update={"peak_device_memory_n_bytes": None, "effective": {}}))
+    assert {*nothing.values()} == {None}
 
 
 @pytest.mark.docs

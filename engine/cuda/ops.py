@@ -361,10 +361,16 @@ class CudaOps:
             "arch": self._device.arch,
             "resident_weights_n_bytes": weights,
             "arena_n_bytes": self.memory.n_bytes - weights,
+            "state_n_bytes": self._taken_n_bytes("conv_state", "gdn_state"),
+            "kv_cache_n_bytes": self._taken_n_bytes("kv_cache"),
             "vram_budget_n_bytes": self.memory.budget_n_bytes,
             "device_free_n_bytes": int(free),
             "device_total_n_bytes": int(total),
         }
+
+    def _taken_n_bytes(self, *regions: str) -> int:
+        """Return what the buffers of these lines of the memory plan took, which is what was planned for them."""
+        return sum(buffer.n_bytes for buffer in self._planned.values() if buffer.region in regions)
 
     def _op(self, op: Op) -> Any:
         return faults.kernel_argument(op, self._layer)

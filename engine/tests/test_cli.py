@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,19 @@ from engine.generate import load_engine, token_ids_le64_sha256
 from engine.tests.models import TINY, write_model
 
 PROMPT = [5, 6, 7]
+CONTINUATION = """
+************************
+
+   continue_stmt ::= "continue"
+
+"continue" may only occur syntactically nested in a "for" or "while"
+loop, but not nested in a function or class definition within that
+loop.  It continues with the next cycle of the nearest enclosing loop.
+
+When "continue" passes control out of a "try" statement with a
+"finally" clause, that "finally" clause is executed before really
+starting the next loop cycle.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +136,18 @@ def test_a_file_that_is_no_model_is_one_line(
     (tmp_path / "page.gguf").write_text("<html>")
     assert run(monkeypatch, "inspect", tmp_path / "page.gguf") == 1
     assert capsys.readouterr().err == "error: page.gguf: not a GGUF file: starts with b'<htm', expected b'GGUF'\n"
+
+
+def test_without_a_model_the_trained_one_writes_sentences_within_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.process_time()
+    assert run(monkeypatch, "generate", "-p", "The with statement", "--json") == 0
+    cpu_s = time.process_time() - began  # of all threads, so no less than the time on idle cores
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == CONTINUATION
+    assert len(found["generated_token_ids"]) == 113  # it ends by itself
+    assert cpu_s < 10
 
 
 class Bytes:

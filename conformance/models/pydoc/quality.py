@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,22 @@ from baselines.llama_cpp.build import BuildOptions
 from baselines.llama_cpp.progress import show_progress
 from baselines.llama_cpp.worker import WorkerRequest
 from conformance.llama_builds import LlamaBuilds
-from conformance.models.pydoc.compare import engine_logits, transformers_logits
+from conformance.models.pydoc.compare import forced_logits, transformers_logits
 from conformance.models.pydoc.corpus import Corpus, load_corpus
+from conformance.models.pydoc.figures import write_figures
 from conformance.runner import Baseline
+from engine.generate import load_engine
 from engine.gguf.reader import open_model
 from engine.gguf.tokenizer import Tokenizer
 
 __all__ = ["Quality", "quality"]
 
+METHOD = (
+    "every engine is fed the text token by token; kl: mean divergence in nats from transformers (float32, CPU, on the "
+    "F16 checkpoint); top1: share of positions with its largest logit; loss: nats a token on the text"
+)
 N_WINDOW = 199
+_N_CTX = 256
 F32 = NDArray[np.float32]
 
 
@@ -58,42 +66,37 @@ def main() -> None:
     reference = np.concatenate([transformers_logits(given.checkpoint, ids) for ids in inputs])
     rows = [("transformers, checkpoint", quality(reference, reference, next_ids))]
     with show_progress() as progress:
-        builds = LlamaBuilds(BuildOptions(), (), progress)
-        for name, run in _engines(given.f16, given.quantised, builds, given.cuda):
+        builds = LlamaBuilds(BuildOptions(), tuple(given.cuda_arch), progress)
+        for name, run in _engines(given, builds):
             progress.step(name)
             logits = np.concatenate([run(ids) for ids in inputs])
             rows.append((name, quality(logits, reference, next_ids)))
     table = [(name, f"{found.kl:.6f}", f"{found.top1:.2%}", f"{found.loss:.4f}") for name, found in rows]
-    print(
+    text = (
         f"{len(next_ids)} positions in {len(windows)} windows of the held-out topics of Python {corpus.python_version}"
     )
+    print(text)
     print(tabulate(table, headers=("engine", "mean KL, nats", "top-1", "loss, nats"), disable_numparse=True))
+    if given.out is not None:
+        files = [given.checkpoint / "model.safetensors", given.f16, given.quantised]
+        write_figures(given.out, f"{METHOD}; {text}", files, [{"variant": name, **asdict(row)} for name, row in rows])
 
 
-def _engines(
-    f16: Path, quantised: Path, builds: LlamaBuilds, cuda: bool
-) -> Iterator[tuple[str, Callable[[list[int]], F32]]]:
+def _engines(given: argparse.Namespace, builds: LlamaBuilds) -> Iterator[tuple[str, Callable[[list[int]], F32]]]:
     """Yield each engine's name and what runs it; llama.cpp is built when its turn comes."""
-    yield "engine-numpy, F16", lambda ids: engine_logits(f16, ids)
-    yield "engine-numpy, quantised", lambda ids: engine_logits(quantised, ids)
-    if cuda:
-        yield "engine-cuda, quantised", lambda ids: engine_logits(quantised, ids, "cuda")
-    for device in ("cpu", "cuda") if cuda else ("cpu",):
-        llama = builds.open(device)
-        yield (
-            f"llama.cpp-{device}, quantised",
-            lambda ids, llama=llama, device=device: _llama_logits(  # type: ignore[misc]
-                llama, quantised, ids, device
-            ),
-        )
+    for kind, model in (("F16", given.f16), ("quantised", given.quantised)):
+        engine = load_engine(model, n_ctx=_N_CTX, backend=given.backend)
+        yield f"engine-{given.backend}, {kind}", partial(forced_logits, engine)
+    for device in ("cpu", "cuda") if given.backend == "cuda" else ("cpu",):
+        yield f"llama.cpp-{device}, quantised", partial(_llama_logits, builds.open(device), given.quantised, device)
 
 
-def _llama_logits(llama: Baseline, model: Path, ids: list[int], device: str) -> F32:
+def _llama_logits(llama: Baseline, model: Path, device: str, ids: list[int]) -> F32:
     request = WorkerRequest(
         model,
         ids[:1],
         n_predict=len(ids),
-        n_ctx=256,
+        n_ctx=_N_CTX,
         prefill="single",
         force_ids=ids[1:],
         n_gpu_layers=99 if device == "cuda" else 0,
@@ -124,7 +127,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("f16", metavar="F16", type=Path)
     parser.add_argument("quantised", metavar="QUANTISED", type=Path)
     parser.add_argument("--windows", type=int, default=30, help="windows of 199 tokens (default 30, all there are)")
-    parser.add_argument("--cuda", action="store_true", help="the CUDA engines as well")
+    parser.add_argument("--backend", default="numpy", help="numpy (default), or cuda: then llama.cpp on CUDA, too")
+    parser.add_argument("--cuda-arch", action="append", default=[], help="CUDA architecture of llama.cpp's build")
+    parser.add_argument("--out", type=Path, help="write the rows to this JSON file as well")
     return parser.parse_args()
 
 
