@@ -13,26 +13,52 @@ import numpy as np
 from engine import quants
 from engine.cuda.buffers import DeviceActivation
 from engine.cuda.gemv import PROJECT_PARTS, DeviceMatrix
+from engine.cuda.streams import SMALLEST_SHARED_N_BYTES, Target
 
 if TYPE_CHECKING:
     import cupy
 
     from engine.cuda.kernels import Kernels
 
-PACK_THREADS = 128
 TILES_THREADS = 256
 FORMATS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_S", "Q8_0", "F32", "F16", "BF16")
 """Formats by the number that the kernels know them by (mma_rows.cuh)."""
 TILE_TOKENS = 8
-MAX_TOKEN_TILES = 5
+MAX_TOKEN_TILES = 3
 """Most tiles of tokens that a block takes."""
-BLOCKS_PER_SM = 2
+MOST_BLOCKS_PER_SM = 4
 DECODE_COST = 3
 """Instructions of a block that do not depend on its tokens, in those of a tile: about 120 to 40 a sub-block."""
-TILE_ROWS, FLOAT_ROWS = 32, 4
+N_ROW_TILES, TILE_ROWS, STEP_SUBS = 1, 32, 4
+"""Tiles of rows of a block; rows of one; sub-blocks that a block takes at a time, one for each warp of a tile."""
+BLOCK_ROWS, FLOAT_ROWS = N_ROW_TILES * TILE_ROWS, N_ROW_TILES * STEP_SUBS
 """Rows of a block, of a quantised and of a float matrix."""
+PACK_THREADS = N_ROW_TILES * STEP_SUBS * 32
 SUB_BLOCK_TILE_N_BYTES = TILE_TOKENS * (32 + 8)
 """Bytes of one sub-block of a tile: int8 values, and a scale and a sum a token."""
+WEIGHTS_PAD_N_BYTES = 8 * 32
+"""Bytes of a stage between the parts of the widest format, Q8_0 (StagePart in fragments.cuh)."""
+RESERVED_N_BYTES = 1024
+"""Shared memory that the device keeps of each block."""
+
+
+def n_stages(target: Target) -> int:
+    """Return the steps of a block that shared memory holds (N_STAGES in mma_rows.cuh)."""
+    return 3 if target.shared_n_bytes > SMALLEST_SHARED_N_BYTES else 2
+
+
+def shared_n_bytes(n_stages: int) -> int:
+    """Return the shared memory of a block: its sums, and its stages with their barriers."""
+    sums_n_bytes = N_ROW_TILES * 2 * STEP_SUBS * MAX_TOKEN_TILES * TILE_ROWS * TILE_TOKENS * 4
+    activations_n_bytes = STEP_SUBS * MAX_TOKEN_TILES * SUB_BLOCK_TILE_N_BYTES
+    weights_n_bytes = BLOCK_ROWS * STEP_SUBS * 34 + WEIGHTS_PAD_N_BYTES
+    return sums_n_bytes + n_stages * (activations_n_bytes + weights_n_bytes + 16)
+
+
+def blocks_per_sm(target: Target) -> int:
+    """Return the blocks that a multiprocessor holds."""
+    room = target.shared_n_bytes // (shared_n_bytes(n_stages(target)) + RESERVED_N_BYTES)
+    return min(MOST_BLOCKS_PER_SM, room)
 
 
 def expressions() -> list[str]:
@@ -65,7 +91,7 @@ def n_groups(n_row_tiles: int, n_tokens: int, n_sm: int) -> int:
 
 def n_row_tiles(matrices: Sequence[DeviceMatrix]) -> int:
     """Return the tiles of rows of the quantised ones among `matrices`."""
-    return sum(-(-matrix.n_out // TILE_ROWS) for matrix in matrices if quants.is_quantized(matrix.type_name))
+    return sum(-(-matrix.n_out // BLOCK_ROWS) for matrix in matrices if quants.is_quantized(matrix.type_name))
 
 
 def n_float_blocks(matrices: Sequence[DeviceMatrix], n_tokens: int) -> int:
@@ -115,7 +141,7 @@ def gate_up_silu(
 ) -> DeviceActivation:
     """Write silu(gate h) * (up h), quantised, to `out` and return it; `tiles` as for `project`."""
     _tile(kernels, (gate, up), h, tiles)
-    rows = -(-gate.n_out // TILE_ROWS)
+    rows = -(-gate.n_out // BLOCK_ROWS)
     groups = n_groups(rows, h.x.shape[0], kernels.n_sm)
     matrices = (*_matrix(gate), *_matrix(up), np.int32(gate.n_out))
     results = (out.x, out.q, out.scales, np.uint32(op), fault)

@@ -9,66 +9,6 @@ constexpr int STREAM_WARPS = 16;
 constexpr int STREAM_THREADS = STREAM_WARPS * WARP;
 constexpr int STRIP = WARP * SUB_BLOCK;  // weights in a strip: a sub-block a lane
 
-// Copies on their way to a stage in shared memory. On sm_90 and later one lane asks for whole runs (bulk copies) and the
-// stage's barrier tells when all bytes are there. Before that every lane asks for 16 bytes at a time (cp.async), and
-// stages arrive in order. Measured on an H200: with cp.async what the warps load besides queues behind the copies.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-
-// One lane: the barrier of a stage into which n_matrices parts are copied each time.
-__device__ __forceinline__ void init_barrier(u64* barrier, int n_matrices) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_matrices) : "memory");
-}
-// After init_barrier: let the copy engine see the barriers too.
-__device__ __forceinline__ void publish_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    __syncwarp();
-}
-// One lane: n_bytes of one part are about to be copied.
-__device__ __forceinline__ void expect_bytes(u64* barrier, int n_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
-                 : "memory");
-}
-// All lanes: copy a run; addresses and n_bytes are multiples of 16.
-__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64* barrier) {
-    if (threadIdx.x % WARP > 0) return;
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(n_bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
-__device__ __forceinline__ void end_step() {}
-// Wait for the copies of the stage's current round; rounds have parities 0, 1, 0, ...
-template <int N_STAGES>
-__device__ __forceinline__ void wait_stage(const u64* barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{.reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
-            : "=r"(done)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory");
-    } while (done == 0);
-}
-#else
-__device__ __forceinline__ void init_barrier(u64*, int) {}
-__device__ __forceinline__ void publish_barriers() {}
-__device__ __forceinline__ void expect_bytes(u64*, int) {}
-__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64*) {
-    const int lane = threadIdx.x % WARP;
-    for (int at = 16 * lane; at < n_bytes; at += 16 * WARP) {
-        const u32 address = u32(__cvta_generic_to_shared(to + at));
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from + at) : "memory");
-    }
-}
-__device__ __forceinline__ void end_step() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N_STAGES>
-__device__ __forceinline__ void wait_stage(const u64*, u32) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N_STAGES - 1) : "memory");
-    __syncwarp();
-}
-#endif
-
 // Ask for a run of bytes to be brought to L2, one warp together; the addresses are rounded to lines.
 __device__ __forceinline__ void prefetch_run(const u8* from, int n_bytes) {
     for (int at = 128 * (threadIdx.x % WARP); at < n_bytes; at += 128 * WARP) {
