@@ -55,10 +55,10 @@ def shared_n_bytes(n_stages: int) -> int:
     return sums_n_bytes + n_stages * (activations_n_bytes + weights_n_bytes + 16)
 
 
-def blocks_per_sm(target: Target) -> int:
-    """Return the blocks that a multiprocessor holds."""
+def n_resident(target: Target) -> int:
+    """Return the blocks that the device holds at a time."""
     room = target.shared_n_bytes // (shared_n_bytes(n_stages(target)) + RESERVED_N_BYTES)
-    return min(MOST_BLOCKS_PER_SM, room)
+    return target.n_sm * min(MOST_BLOCKS_PER_SM, room)
 
 
 def expressions() -> list[str]:
@@ -76,21 +76,21 @@ def n_tiles(n_tokens: int) -> int:
     return -(-n_tokens // TILE_TOKENS)
 
 
-def n_groups(n_row_tiles: int, n_tokens: int, n_sm: int) -> int:
-    """Return the groups of tokens whose blocks do n_row_tiles times TILE_ROWS rows soonest on n_sm multiprocessors.
+def n_groups(n_row_blocks: int, n_tokens: int, n_resident: int) -> int:
+    """Return the groups of tokens whose blocks do n_row_blocks times BLOCK_ROWS rows soonest, n_resident at a time.
 
     Blocks with fewer tokens decode weights more often, but may fill the last wave better.
     """
 
     def cost(n: int) -> int:
-        n_waves = -(-n_row_tiles * n // (BLOCKS_PER_SM * n_sm))
+        n_waves = -(-n_row_blocks * n // n_resident)
         return n_waves * (DECODE_COST + -(-n_tiles(n_tokens) // n))
 
     return min(range(-(-n_tiles(n_tokens) // MAX_TOKEN_TILES), n_tiles(n_tokens) + 1), key=cost)
 
 
-def n_row_tiles(matrices: Sequence[DeviceMatrix]) -> int:
-    """Return the tiles of rows of the quantised ones among `matrices`."""
+def n_row_blocks(matrices: Sequence[DeviceMatrix]) -> int:
+    """Return the blocks for a group of tokens of the quantised ones among `matrices`."""
     return sum(-(-matrix.n_out // BLOCK_ROWS) for matrix in matrices if quants.is_quantized(matrix.type_name))
 
 
@@ -114,16 +114,17 @@ def project(
     tiles: u8 scratch, at least `tiles_n_bytes`. The blocks of the last matrix come first: models put small float
     matrices there, whose rows take longest.
     """
-    _tile(kernels, matrices, h, tiles)
+    n_tokens, n_rows = h.x.shape[0], n_row_blocks(matrices)
+    groups = n_groups(n_rows, n_tokens, n_resident(kernels.target))
+    _tile(kernels, matrices, h, groups, tiles)
     parts = list(zip(matrices, outs, strict=True))[::-1]
     arguments = [argument for matrix, out in parts for argument in (*_matrix(matrix), np.int32(matrix.n_out), out)]
     arguments += [outs[0], np.int32(0), np.int32(0), outs[0]] * (PROJECT_PARTS - len(parts))
-    n_tokens = h.x.shape[0]
-    groups = n_groups(n_row_tiles(matrices), n_tokens, kernels.n_sm)
     kernels["pack_rows"](
-        (n_row_tiles(matrices) * groups + n_float_blocks(matrices, n_tokens),),
+        (n_rows * groups + n_float_blocks(matrices, n_tokens),),
         (PACK_THREADS,),
         (*arguments, *_vectors(h, tiles), np.int32(groups), np.int32(add)),
+        shared_n_bytes(n_stages(kernels.target)),
     )
     return tuple(outs)
 
@@ -140,19 +141,24 @@ def gate_up_silu(
     op: int,
 ) -> DeviceActivation:
     """Write silu(gate h) * (up h), quantised, to `out` and return it; `tiles` as for `project`."""
-    _tile(kernels, (gate, up), h, tiles)
     rows = -(-gate.n_out // BLOCK_ROWS)
-    groups = n_groups(rows, h.x.shape[0], kernels.n_sm)
+    groups = n_groups(rows, h.x.shape[0], n_resident(kernels.target))
+    _tile(kernels, (gate, up), h, groups, tiles)
     matrices = (*_matrix(gate), *_matrix(up), np.int32(gate.n_out))
     results = (out.x, out.q, out.scales, np.uint32(op), fault)
     kernels["pack_gate_up"](
-        (rows * groups,), (PACK_THREADS,), (*matrices, *_vectors(h, tiles), np.int32(groups), *results)
+        (rows * groups,),
+        (PACK_THREADS,),
+        (*matrices, *_vectors(h, tiles), np.int32(groups), *results),
+        shared_n_bytes(n_stages(kernels.target)),
     )
     return out
 
 
-def _tile(kernels: Kernels, matrices: Sequence[DeviceMatrix], h: DeviceActivation, tiles: cupy.ndarray) -> None:
-    """Arrange the int8 activations for the matrices that read them."""
+def _tile(
+    kernels: Kernels, matrices: Sequence[DeviceMatrix], h: DeviceActivation, groups: int, tiles: cupy.ndarray
+) -> None:
+    """Arrange the int8 activations for the matrices that read them, in groups of tokens."""
     if not any(quants.is_quantized(matrix.type_name) for matrix in matrices):
         return
     n_tokens, n_in = h.x.shape
@@ -160,7 +166,7 @@ def _tile(kernels: Kernels, matrices: Sequence[DeviceMatrix], h: DeviceActivatio
     kernels["pack_tiles"](
         (-(-n_pieces // TILES_THREADS),),
         (TILES_THREADS,),
-        (h.q, h.scales, np.int32(n_in), np.int32(n_tokens), tiles),
+        (h.q, h.scales, np.int32(n_in), np.int32(n_tokens), np.int32(groups), tiles),
     )
 
 
