@@ -11,7 +11,21 @@ constexpr int TILE_ROWS = 32;                    // of such a tile
 constexpr int N_ROW_TILES = 1;                   // of a block
 constexpr int BLOCK_ROWS = N_ROW_TILES * TILE_ROWS;
 constexpr int PACK_WARPS = N_ROW_TILES * STEP_SUBS;
-constexpr int PACK_THREADS = WARP * PACK_WARPS;
+constexpr int TILE_THREADS = WARP * STEP_SUBS, PACK_THREADS = N_ROW_TILES * TILE_THREADS;
+
+// The tile of rows of this thread, the thread's number among those of the tile, and that of its warp.
+__device__ __forceinline__ int row_tile(int thread = threadIdx.x) { return N_ROW_TILES == 1 ? 0 : thread / TILE_THREADS; }
+__device__ __forceinline__ int tile_thread(int thread = threadIdx.x) {
+    return N_ROW_TILES == 1 ? thread : thread % TILE_THREADS;
+}
+__device__ __forceinline__ int tile_warp(int thread = threadIdx.x) { return tile_thread(thread) / WARP; }
+
+// threadIdx.x, asked for anew: what is computed from it does not take registers before.
+__device__ __forceinline__ int thread_anew() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
 
 // Sub-block i of a matrix of n_sub_all at w; its strip, which has n_sub sub-blocks (formats.cuh).
 template <class F>
@@ -33,11 +47,11 @@ struct SubBlock {
     }
 };
 
-// The rows of a block; those behind the matrix read its last one.
+// The rows of a block, for one of its threads; those behind the matrix read its last one.
 template <class F>
 struct BlockRows {
     const u8* w;
-    int n_out, n_sub, row;
+    int n_out, n_sub, row, thread;
 
     __device__ __forceinline__ u32 sub_block(int r, int s) const {
         return u32(min(row + r, n_out - 1)) * n_sub + s;
@@ -48,9 +62,9 @@ struct BlockRows {
     }
 };
 
-// The chunks of a stage before its first plane.
+// Before the first plane of a stage. The first warp has the activations to ask for, so others begin.
 struct NoPlane {
-    static constexpr int END = 0, END_CHUNK = 0;
+    static constexpr int END = 0, END_CHUNK = WARP;
 
     template <class F>
     __device__ __forceinline__ static void ask(u8*, const BlockRows<F>&, int) {}
@@ -66,18 +80,23 @@ struct StagePart {
     static constexpr int N_CHUNKS = ROW_CHUNKS * BLOCK_ROWS;
     static constexpr int FIRST_CHUNK = Previous::END_CHUNK, END_CHUNK = FIRST_CHUNK + N_CHUNKS;
 
-    // Byte `byte` of row r.
-    __device__ __forceinline__ static const u8* of_row(const u8* stage, int r, int byte) {
-        return stage + BEGIN + byte / CHUNK * STRIDE + r * CHUNK + byte % CHUNK;
+    // Byte `byte` of row r, behind FIRST * first; FIRST is a part or a multiple of CHUNK.
+    template <int FIRST>
+    __device__ __forceinline__ static const u8* of_row(const u8* stage, int r, int first, int byte) {
+        const u8* row = stage + BEGIN + r * CHUNK;
+        if constexpr (ROW_CHUNKS == 1) return row + FIRST * first + byte;
+        if constexpr (FIRST == CHUNK) return row + first * STRIDE + byte;
+        const int at = FIRST * first + byte;
+        return row + at / CHUNK * STRIDE + at % CHUNK;
     }
 
     // from(r) is where the bytes of row r lie.
     template <class From>
-    __device__ __forceinline__ static void ask(u8* stage, From from) {
-        constexpr int FIRST_THREAD = FIRST_CHUNK % PACK_THREADS;
+    __device__ __forceinline__ static void ask(u8* stage, int thread, From from) {
+        constexpr int FIRST_THREAD = N_CHUNKS % PACK_THREADS == 0 ? 0 : FIRST_CHUNK % PACK_THREADS;
 #pragma unroll
         for (int first = 0; first < N_CHUNKS; first += PACK_THREADS) {
-            const int i = first + (threadIdx.x + PACK_THREADS - FIRST_THREAD) % PACK_THREADS;
+            const int i = first + (thread + PACK_THREADS - FIRST_THREAD) % PACK_THREADS;
             if (N_CHUNKS % PACK_THREADS > 0 && i >= N_CHUNKS) break;
             const int r = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
             copy_chunk<CHUNK>(stage + BEGIN + chunk * STRIDE + r * CHUNK, from(r) + chunk * CHUNK);
@@ -92,13 +111,13 @@ struct Plane : StagePart<SUBS == 1 ? STEP_SUBS * N_BYTES : N_BYTES, Previous> {
 
     __device__ __forceinline__ static void ask(u8* stage, const BlockRows<F>& rows, int s) {
         Previous::ask(stage, rows, s);
-        Plane::StagePart::ask(stage, [&](int r) {
+        Plane::StagePart::ask(stage, rows.thread, [&](int r) {
             return rows.at(r, s).template in_plane<BEFORE, N_BYTES, SUBS>(rows.w);
         });
     }
     // Byte `byte` of what warp `sub` of a step has of row r.
     __device__ __forceinline__ static const u8* at(const u8* stage, int r, int sub, int byte = 0) {
-        return Plane::of_row(stage, r, (SUBS == 1 ? sub * N_BYTES : 0) + byte);
+        return Plane::template of_row<SUBS == 1 ? N_BYTES : 0>(stage, r, sub, byte);
     }
 };
 
@@ -108,10 +127,10 @@ template <class F, class Previous>
 struct TailPlane : StagePart<4, Previous> {
     __device__ __forceinline__ static void ask(u8* stage, const BlockRows<F>& rows, int s) {
         Previous::ask(stage, rows, s);
-        TailPlane::StagePart::ask(stage, [&](int r) { return rows.at(r, s).in_tail(); });
+        TailPlane::StagePart::ask(stage, rows.thread, [&](int r) { return rows.at(r, s).in_tail(); });
     }
     __device__ __forceinline__ static const u8* at(const u8* stage, int r, u32 i) {
-        return TailPlane::of_row(stage, r, i / 8 % 2 * 2);
+        return TailPlane::template of_row<2>(stage, r, i / 8 % 2, 0);
     }
 };
 

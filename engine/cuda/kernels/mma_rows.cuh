@@ -14,16 +14,18 @@
 // that others work while one waits at a barrier.
 #pragma once
 
-constexpr int TILE_TOKENS = 8;      // of one tile of tokens
-constexpr int MAX_TOKEN_TILES = 3;  // of a block
-constexpr int PACK_BLOCKS_PER_SM = 4;
+constexpr int TILE_TOKENS = 8;  // of one tile of tokens
 constexpr int N_ROUNDS = WARP / STEP_SUBS;
 constexpr int TILE_Q_N_BYTES = TILE_TOKENS * SUB_BLOCK, TILE_N_BYTES = TILE_Q_N_BYTES + TILE_TOKENS * 8;
 
+// Most tiles of tokens of a block, its stages, and the blocks that shall share an SM, by the shared memory that it has:
+// 100, 164, 228 KiB.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-constexpr int N_STAGES = 2;  // with more, one block would take more than half of the 100 KiB that an SM has
+constexpr int MAX_TOKEN_TILES = 3, N_STAGES = 2, PACK_BLOCKS_PER_SM = 2;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MAX_TOKEN_TILES = 5, N_STAGES = 3, PACK_BLOCKS_PER_SM = 2;
 #else
-constexpr int N_STAGES = 3;
+constexpr int MAX_TOKEN_TILES = 5, N_STAGES = 3, PACK_BLOCKS_PER_SM = 3;
 #endif
 
 // Formats by number, as the host passes them.
@@ -50,7 +52,7 @@ struct Block {
 
     __device__ __forceinline__ int token() const { return tile * TILE_TOKENS; }
     // First of the tile of rows of this warp.
-    __device__ __forceinline__ int tile_row() const { return row + threadIdx.x / (WARP * STEP_SUBS) * TILE_ROWS; }
+    __device__ __forceinline__ int tile_row() const { return row + row_tile() * TILE_ROWS; }
 };
 
 __device__ __forceinline__ Block block_at(int block, const Pack& pack) {
@@ -65,10 +67,6 @@ __device__ __forceinline__ void mma_i8(int (&c)[4], const u32 (&a)[4], uint2 b) 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(MAGIC_BITS));
 }
 
-// Number of a thread among those of its tile of rows, and of its warp there.
-__device__ __forceinline__ int tile_thread() { return threadIdx.x % (WARP * STEP_SUBS); }
-__device__ __forceinline__ int tile_warp() { return tile_thread() / WARP; }
-
 // A lane's share of a tile of tokens for one sub-block: eight activations of token l / 4; d and sum of two tokens.
 struct TokenPiece {
     uint2 q;
@@ -76,8 +74,7 @@ struct TokenPiece {
 
     // Take the lane's share of a tile.
     template <bool WITH_TOTAL>
-    __device__ __forceinline__ void load(const u8* tile) {
-        const int lane = threadIdx.x % WARP;
+    __device__ __forceinline__ void load(const u8* tile, int lane) {
         const u8* scales = tile + TILE_Q_N_BYTES + 16 * (lane % 4);
         q = staged<uint2>(tile + 8 * lane);
         if (WITH_TOTAL) {
@@ -95,10 +92,10 @@ template <class F>
 struct Coefficients {
     float scale[4], minimum[4], high[4], factor[4], offset[4];
 
-    __device__ __forceinline__ void share(const RowScale& own) {
+    __device__ __forceinline__ void share(const RowScale& own, int lane) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            const int from = threadIdx.x % WARP / 4 + 8 * r;
+            const int from = lane / 4 + 8 * r;
             scale[r] = __shfl_sync(0xffffffffu, own.scale, from);
             if (F::HAS_MIN) minimum[r] = __shfl_sync(0xffffffffu, own.minimum, from);
             if (F::HALF_SCALES) high[r] = __shfl_sync(0xffffffffu, own.high, from);
@@ -134,11 +131,11 @@ using Accumulators = float[MAX_TOKEN_TILES][2][4];
 
 // The weights of a sub-block as operands; with half scales, lanes 4g, 4g + 1 have the lower half of the weights.
 template <class F>
-__device__ __forceinline__ void operands(const u8* stage, u32 (&a)[2][4], u32 (&a_high)[2][4]) {
-    const int t = threadIdx.x % 4, row = threadIdx.x / (WARP * STEP_SUBS) * TILE_ROWS + threadIdx.x % WARP / 4;
+__device__ __forceinline__ void operands(const u8* stage, int thread, u32 (&a)[2][4], u32 (&a_high)[2][4]) {
+    const int t = thread % 4, row = row_tile(thread) * TILE_ROWS + thread % WARP / 4;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-        const uint2 words = Fragment<F>::words(Fragment<F>::load(stage, row + 8 * r, tile_warp(), t), t);
+        const uint2 words = Fragment<F>::words(Fragment<F>::load(stage, row + 8 * r, tile_warp(thread), t), t);
         const bool is_low = !F::HALF_SCALES || t < 2;
         a[r / 2][r % 2] = is_low ? words.x : 0, a[r / 2][r % 2 + 2] = is_low ? words.y : 0;
         a_high[r / 2][r % 2] = is_low ? 0 : words.x, a_high[r / 2][r % 2 + 2] = is_low ? 0 : words.y;
@@ -175,32 +172,27 @@ struct Step {
     }
 };
 
-// The stages of a block, filled and used in turn, with their barriers. The state goes on from one matrix to the next.
+// The stages of a block, filled and used in turn. A stage ends in its barrier. The state goes on from one matrix to the
+// next.
 struct Stages {
     static constexpr int ACTIVATIONS_N_BYTES = STEP_SUBS * MAX_TOKEN_TILES * TILE_N_BYTES;
-    static constexpr int STAGE_N_BYTES = ACTIVATIONS_N_BYTES + WEIGHTS_N_BYTES;
-    static constexpr int N_BYTES = N_STAGES * (STAGE_N_BYTES + 16);
-    u8* stages;
-    int now;     // stage
-    u32 parity;  // of its round
+    static constexpr int BARRIER_AT = ACTIVATIONS_N_BYTES + WEIGHTS_N_BYTES;
+    static constexpr int STAGE_N_BYTES = BARRIER_AT + 16, N_BYTES = N_STAGES * STAGE_N_BYTES;
+    u8 *first, *now, *used;  // used: the one before now
+    u32 parity;              // of now's round
+
+    __device__ __forceinline__ static u64* barrier(u8* stage) { return reinterpret_cast<u64*>(stage + BARRIER_AT); }
 
     __device__ __forceinline__ void init(u8* shared) {
-        stages = shared, now = 0, parity = 0;
+        first = now = shared, used = last(), parity = 0;
         if (threadIdx.x == 0) {
-            for (int i = 0; i < N_STAGES; ++i) init_barrier(barrier(i), 1);
+            for (int i = 0; i < N_STAGES; ++i) init_barrier(barrier(first + i * STAGE_N_BYTES), 1);
         }
         publish_barriers();
         __syncthreads();
     }
-    __device__ __forceinline__ u64* barrier(int i) const {
-        return reinterpret_cast<u64*>(stages + N_STAGES * STAGE_N_BYTES + 16 * i);
-    }
-    __device__ __forceinline__ const u8* activations() const { return stages + now * STAGE_N_BYTES; }
-    __device__ __forceinline__ const u8* weights() const { return activations() + ACTIVATIONS_N_BYTES; }
-    // The stage that comes `ahead` after this one.
-    __device__ __forceinline__ int after(int ahead) const {
-        return now + ahead < N_STAGES ? now + ahead : now + ahead - N_STAGES;
-    }
+    __device__ __forceinline__ u8* last() const { return first + (N_STAGES - 1) * STAGE_N_BYTES; }
+    __device__ __forceinline__ u8* after(u8* stage) const { return stage == last() ? first : stage + STAGE_N_BYTES; }
     // Wait until this stage is full, and all threads have used the one before.
     __device__ __forceinline__ void wait() const {
         wait_chunks<N_STAGES - 2>();
@@ -208,8 +200,9 @@ struct Stages {
         __syncthreads();
     }
     __device__ __forceinline__ void pass() {
-        parity ^= u32(now == N_STAGES - 1);
-        now = after(1);
+        parity ^= u32(now == last());
+        used = now;
+        now = after(now);
     }
 };
 
@@ -222,72 +215,70 @@ struct Steps {
     Step asked;
     u32 largest;  // bits of the largest scale: infinity or NaN if any is not finite
 
-    __device__ __forceinline__ void ask_weights(const Stages& stages, int i, const Step& step) const {
-        if (step.s >= rows.n_sub) return;
-        u8* stage = stages.stages + i * Stages::STAGE_N_BYTES;
-        Fragment<F>::Stage::ask(stage + Stages::ACTIVATIONS_N_BYTES, rows, step.s);
+    __device__ __forceinline__ void ask_weights(u8* stage, int s) const {
+        Fragment<F>::Stage::ask(stage + Stages::ACTIVATIONS_N_BYTES, rows, s);
     }
-    // Ask for the activations too; this completes a stage.
-    __device__ __forceinline__ void ask_activations(const Stages& stages, int i, const Step& step) const {
-        if (step.s < rows.n_sub) {
-            const int n_bytes = STEP_SUBS * n_tiles * TILE_N_BYTES;
-            const u8* from = tiles + i64(step.s) * (n_tiles * TILE_N_BYTES);
-            if (threadIdx.x == 0) expect_bytes(stages.barrier(i), n_bytes);
-            copy_run<PACK_THREADS>(stages.stages + i * Stages::STAGE_N_BYTES, from, n_bytes, stages.barrier(i));
-        }
-        commit_chunks();
+    __device__ __forceinline__ void ask_activations(u8* stage, int s) const {
+        const int n_bytes = STEP_SUBS * n_tiles * TILE_N_BYTES;
+        if (rows.thread == 0) expect_bytes(Stages::barrier(stage), n_bytes);
+        copy_run<PACK_THREADS>(stage, tiles + i64(s) * (n_tiles * TILE_N_BYTES), n_bytes, Stages::barrier(stage));
     }
 
+    // Ask for the first steps, all but one stage full.
     __device__ __forceinline__ void start(const Stages& stages) {
         Step step = asked;
+        u8* stage = stages.now;
 #pragma unroll
-        for (int i = 0; i < N_STAGES - 1; ++i) {
-            ask_weights(stages, stages.after(i), step);
-            step.advance(rows.n_sub);
-        }
+        for (int i = 0; i < N_STAGES - 1; ++i, stage = stages.after(stage), step.advance(rows.n_sub))
+            if (step.s < rows.n_sub) ask_weights(stage, step.s);
         dependency_wait();  // weights are on their way while the kernel before ends
+        stage = stages.now;
 #pragma unroll
-        for (int i = 0; i < N_STAGES - 1; ++i) {
-            ask_activations(stages, stages.after(i), asked);
-            asked.advance(rows.n_sub);
+        for (int i = 0; i < N_STAGES - 1; ++i, stage = stages.after(stage), asked.advance(rows.n_sub)) {
+            if (asked.s < rows.n_sub) ask_activations(stage, asked.s);
+            commit_chunks();
         }
     }
 
     // Ask for the step that goes to the stage which was used last.
     __device__ __forceinline__ void ask(const Stages& stages) {
-        const int i = stages.after(N_STAGES - 1);
-        ask_weights(stages, i, asked);
-        ask_activations(stages, i, asked);
-        asked.advance(rows.n_sub);
+        if (asked.s < rows.n_sub) {
+            ask_weights(stages.used, asked.s);
+            ask_activations(stages.used, asked.s);
+            asked.advance(rows.n_sub);
+        }
+        commit_chunks();
     }
 
-    __device__ __forceinline__ Coefficients<F> coefficients(const Stages& stages, int s) {
-        const int r = threadIdx.x / (WARP * STEP_SUBS) * TILE_ROWS + threadIdx.x % WARP;
-        const ScalesAt at{stages.weights(), r, tile_warp(), rows.sub_block(r, s)};
+    __device__ __forceinline__ Coefficients<F> coefficients(const u8* weights, int s) {
+        const int r = row_tile(rows.thread) * TILE_ROWS + rows.thread % WARP;
+        const ScalesAt at{weights, r, tile_warp(rows.thread), rows.sub_block(r, s)};
         RowScale scale;
         Fragment<F>::scales(Fragment<F>::load_meta(at), s % 8, scale);
         largest = max(largest, __float_as_uint(fabsf(scale.scale)));
         Coefficients<F> c;
-        c.share(scale);
+        c.share(scale, rows.thread % WARP);
         return c;
     }
 
     // Add the terms of this warp's sub-block s.
-    __device__ __forceinline__ void add(const Stages& stages, int s, Accumulators& acc) {
-        const u8* tile = stages.activations() + tile_warp() * n_tiles * TILE_N_BYTES;
+    __device__ __forceinline__ void add(const u8* stage, int s, Accumulators& acc) {
+        const int lane = rows.thread % WARP;
+        const u8 *tile = stage + tile_warp(rows.thread) * n_tiles * TILE_N_BYTES;
+        const u8* weights = stage + Stages::ACTIVATIONS_N_BYTES;
         TokenPiece tokens[2];
         tokens[0] = TokenPiece{}, tokens[1] = TokenPiece{};
-        tokens[0].template load<F::HAS_MIN>(tile);
+        tokens[0].template load<F::HAS_MIN>(tile, lane);
         u32 a[2][4], a_high[2][4];
-        operands<F>(stages.weights(), a, a_high);
-        const Coefficients<F> c = coefficients(stages, s);
+        operands<F>(weights, rows.thread, a, a_high);
+        const Coefficients<F> c = coefficients(weights, s);
         Dots<F> dots[2];
         dots[0].multiply(a, a_high, tokens[0].q);
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
             if (n >= n_tiles) break;
             if (n + 1 < MAX_TOKEN_TILES) {  // behind the last one there is something in the stage, too
-                tokens[(n + 1) % 2].template load<F::HAS_MIN>(tile + (n + 1) * TILE_N_BYTES);
+                tokens[(n + 1) % 2].template load<F::HAS_MIN>(tile + (n + 1) * TILE_N_BYTES, lane);
                 dots[(n + 1) % 2].multiply(a, a_high, tokens[(n + 1) % 2].q);
             }
             add_terms<F>(c, dots[n % 2], tokens[n % 2], acc[n]);
@@ -299,22 +290,22 @@ struct Steps {
 // set. A value lies where the tensor cores leave it, at slot(row, token); thread i of the tile has the results at
 // TILE_THREADS * n + i. Behind those of all tiles are the stages.
 constexpr int TILE_SLOTS = TILE_ROWS * TILE_TOKENS, N_SLOTS = MAX_TOKEN_TILES * TILE_SLOTS;
-constexpr int TILE_THREADS = WARP * STEP_SUBS, TILE_SUMS = 2 * STEP_SUBS * N_SLOTS;
+constexpr int TILE_SUMS = 2 * STEP_SUBS * N_SLOTS;
 constexpr int SUMS_N_BYTES = N_ROW_TILES * TILE_SUMS * 4;
 constexpr int N_RESULTS = N_SLOTS / TILE_THREADS;  // of a thread: rows of both tiles of 16 in turn
 
 __device__ __forceinline__ float* tile_sums(u8* shared) {
-    return reinterpret_cast<float*>(shared) + threadIdx.x / TILE_THREADS * TILE_SUMS;
+    return reinterpret_cast<float*>(shared) + row_tile() * TILE_SUMS;
 }
 __device__ __forceinline__ int slot(int row, int token) {
     const int i = row / 16 * 4 + row % 16 / 8 * 2 + token % 2;
     return token / TILE_TOKENS * TILE_SLOTS + i * WARP + row % 8 * 4 + token % TILE_TOKENS / 2;
 }
-__device__ __forceinline__ int row_of_result(int n) {
-    return n % 2 * 16 + tile_warp() / 2 * 8 + threadIdx.x % WARP / 4;
+__device__ __forceinline__ int row_of_result(int n, int thread) {
+    return n % 2 * 16 + tile_warp(thread) / 2 * 8 + thread % WARP / 4;
 }
-__device__ __forceinline__ int token_of_result(int n) {
-    return n / 2 * TILE_TOKENS + threadIdx.x % 4 * 2 + tile_warp() % 2;
+__device__ __forceinline__ int token_of_result(int n, int thread) {
+    return n / 2 * TILE_TOKENS + thread % 4 * 2 + tile_warp(thread) % 2;
 }
 
 // Take a finished residue: kept after an even round; after an odd one added to its pair, and two such sums to one of
@@ -376,9 +367,10 @@ template <class F>
 __device__ __forceinline__ bool sum_steps(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
                                           Stages& stages) {
     const int n_sub = pack.n_sub();
-    float* warp_sums = sums + tile_warp() * N_SLOTS + threadIdx.x % WARP;
+    const int thread = thread_anew();
+    float* warp_sums = sums + tile_warp(thread) * N_SLOTS + thread % WARP;
     const u8* tiles = pack.tiles + i64(block.tile) * n_sub * TILE_N_BYTES;
-    Steps<F> steps{{w, n_out, n_sub, block.row}, tiles, block.n_tiles, {0, 0}, 0};
+    Steps<F> steps{{w, n_out, n_sub, block.row, thread}, tiles, block.n_tiles, {0, 0}, 0};
     steps.start(stages);
     Accumulators kept = {};
 #pragma unroll 1
@@ -388,7 +380,7 @@ __device__ __forceinline__ bool sum_steps(const u8* w, int n_out, const Pack& pa
         for (int s = first_of_round(round); s < n_sub; s += WARP) {
             stages.wait();
             steps.ask(stages);
-            steps.add(stages, s + tile_warp(), acc);
+            steps.add(stages.now, s + tile_warp(thread), acc);
             stages.pass();
         }
         finish_round(round, acc, kept, warp_sums);
@@ -472,7 +464,7 @@ __device__ __forceinline__ void with_quantized_format(int format, Run run) {
     if (format == FORMAT_Q8_0) run(Q8_0{});
 }
 
-// results[n] is that of row row_of_result(n) of the tile and token token_of_result(n) of the block.
+// results[n] is that of row row_of_result(n, thread) of the tile and token token_of_result(n, thread) of the block.
 __device__ __forceinline__ void block_results(const u8* w, int format, int n_out, const Pack& pack, const Block& block,
                                              float* sums, Stages& stages, float (&results)[N_RESULTS]) {
     with_quantized_format(format, [&](auto f) {

@@ -27,24 +27,26 @@ __global__ void __launch_bounds__(PACK_THREADS, PACK_BLOCKS_PER_SM)
     stages.init(shared + SUMS_N_BYTES);
     const Pack pack{Input{x, q, scales}, tiles, n_in, n_tokens, n_groups};
     const Block tile = block_at(blockIdx.x, pack);
-    float gates[N_RESULTS], ups[N_RESULTS] = {};
+    float results[N_RESULTS];
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {  // one copy of the code for both matrices
+        __syncthreads();           // the gate's sums have been read
+        block_results(i == 0 ? gate : up, i == 0 ? gate_format : up_format, n_ff, pack, tile, sums, stages, results);
+        const int thread = thread_anew();
 #pragma unroll
-        for (int n = 0; n < N_RESULTS; ++n) gates[n] = ups[n];
-        __syncthreads();  // the gate's sums have been read
-        block_results(i == 0 ? gate : up, i == 0 ? gate_format : up_format, n_ff, pack, tile, sums, stages, ups);
+        for (int n = 0; n < N_RESULTS; ++n) {
+            const int row = tile.tile_row() + row_of_result(n, thread);
+            const int token = tile.token() + token_of_result(n, thread);
+            const bool exists = n / 2 < tile.n_tiles && row < n_ff && token < n_tokens;
+            float* to = y + i64(token) * n_ff + row;
+            if (i == 1) results[n] = exists ? mul(silu(*to), results[n]) : 0.0f;
+            if (exists) *to = results[n];  // of the gate for now: registers are scarce
+            if (exists && i == 1) check_finite(results[n], op, fault);
+        }
     }
     __syncthreads();
 #pragma unroll
-    for (int n = 0; n < N_RESULTS; ++n) {
-        const int row = tile.tile_row() + row_of_result(n), token = tile.token() + token_of_result(n);
-        const float product = mul(silu(gates[n]), ups[n]);
-        sums[n * TILE_THREADS + tile_thread()] = product;
-        if (n / 2 >= tile.n_tiles || row >= n_ff || token >= n_tokens) continue;
-        check_finite(product, op, fault);
-        y[i64(token) * n_ff + row] = product;
-    }
+    for (int n = 0; n < N_RESULTS; ++n) sums[n * TILE_THREADS + tile_thread()] = results[n];
     __syncthreads();
     if (n_ff % SUB_BLOCK == 0) quantize_rows(sums, tile, pack, n_ff, y_q, y_scales);
 }

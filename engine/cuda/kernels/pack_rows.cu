@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(PACK_THREADS, PACK_BLOCKS_PER_SM)
 #pragma unroll
     for (int n = 0; n < N_RESULTS; ++n) {
         if (n / 2 >= tile.n_tiles) break;
-        put(part, pack, tile.tile_row() + row_of_result(n), tile.token() + token_of_result(n), adds, results[n]);
+        put(part, pack, tile.tile_row() + row_of_result(n, threadIdx.x),
+            tile.token() + token_of_result(n, threadIdx.x), adds, results[n]);
     }
 }
