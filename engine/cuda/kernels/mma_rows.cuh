@@ -435,6 +435,7 @@ template <class F>
 __device__ __forceinline__ void float_results(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
                                              float (&results)[N_RESULTS]) {
     const int lane = threadIdx.x % WARP;
+    dependency_wait();
     for (int r = tile_warp(); r < TILE_ROWS && block.tile_row() + r < n_out; r += STEP_SUBS) {
         for (int n = 0; n < block.n_tiles; ++n) {
             const float value = float_sum<F>(w, block.tile_row() + r, pack, block.tile + n);
