@@ -1,9 +1,10 @@
 // pack_gate_up: y[t, r] = silu(G[r] . h[t]) * (U[r] . h[t]) for two or more tokens, then quantised in groups of 32 rows
 // G, U (n_ff, n_in) in strips of the formats of those numbers; h as for pack_rows; y (n_tokens, n_ff) f32, q (n_tokens,
 // n_ff) i8, scales (n_tokens, n_ff / 32); q and scales only where n_ff is a multiple of 32
-// bytes   both matrices once for every 40 tokens, activations twice for every 32 rows from L2, 5.25 * n_tokens * n_ff
-//         written
-// launch  grid n_blocks of one matrix (packs.py), block 128: 32 rows of both matrices by up to 40 tokens
+// bytes   both matrices once for every group of tokens, activations twice for every 32 rows from L2, 9.25 * n_tokens * n_ff
+//         written, 4 * n_tokens * n_ff read again
+// launch  grid n_blocks of one matrix, block 128, shared memory and groups of tokens by packs.py: 32 rows of both
+//         matrices by a group of up to 40 tokens
 // numerics the two dots as in pack_rows; silu, product and quantisation of docs/numerics.md
 __device__ __forceinline__ void quantize_rows(const float* products, const Block& tile, const Pack& pack, int n_ff,
                                               i8* q, GroupScale* scales) {

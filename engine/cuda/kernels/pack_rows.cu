@@ -1,9 +1,9 @@
 // pack_rows: y_i = W_i h, or y_i + W_i h, for two or more tokens and up to four matrices that share an input
 // W_i (n_out_i, n_in) in strips of the format of that number; h as f32 x, int8 q, scales and tiles (pack_tiles.cu);
 // y_i (n_tokens, n_out_i) f32; n_out_i = 0 for unused places
-// bytes   all matrices once for every 40 tokens, activations once for every 32 rows from L2
-// launch  grid sum over i of n_blocks (packs.py), block 128, blocks in order of the matrices; quantised: 32 rows by up
-//         to 40 tokens a block; float: 4 rows by 8 tokens, a row a warp
+// bytes   all matrices once for every group of tokens, activations once for every 32 rows from L2
+// launch  grid sum over i of n_blocks, block 128, shared memory and groups of tokens by packs.py; blocks in order of the
+//         matrices; quantised: 32 rows by a group of up to 40 tokens a block; float: 4 rows by 8 tokens, a row a warp
 // numerics mma_rows.cuh, row_dot.cuh
 struct PackPart {
     const u8* w;
