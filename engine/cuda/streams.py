@@ -35,8 +35,8 @@ SHARED_N_BYTES = {80: 164 << 10, 87: 164 << 10, 90: 228 << 10, 100: 228 << 10, 1
 """Shared memory of a multiprocessor by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 SMALLEST_SHARED_N_BYTES = 100 << 10
 MOST_STAGES = 16
-COPY_N_BYTES = 8_000
-"""Bytes of one copy from which on the number of copies costs nothing: one takes a multiprocessor 20 ns or more."""
+STEP_N_BYTES = 12_000
+"""Bytes of a stage from which on asking for the stages one by one costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ def takes_any(n_in: int, type_names: Sequence[str]) -> bool:
 
 
 def shape(n_in: int, copied: Sequence[Sequence[str]], n_warps: int, beside_n_bytes: int, target: Target) -> Shape:
-    """Return how up to n_warps take rows of n_in weights: as many as there is room for, by copies that are long enough.
+    """Return how up to n_warps take rows of n_in weights: as many as there is room for, by stages that are long enough.
 
     copied: the types whose rows may lie in each copy of a stage; beside_n_bytes: what the block keeps in shared memory
     besides. Raises ValueError where two rows have no room.
     """
     room = target.shared_n_bytes - RESERVED_N_BYTES - beside_n_bytes
     cuts = [_cut(n_in, n, n_warps, copied, room) for n in range(1, n_warps + 1)]
-    best = max(cuts, key=lambda cut: (cut.n_warps, cut.copy_n_bytes >= COPY_N_BYTES, -cut.n_of_stage))
+    best = max(cuts, key=lambda cut: (cut.n_warps, cut.stage_n_bytes >= STEP_N_BYTES, -cut.n_of_stage))
     if best.n_stages < 2:
         raise ValueError(f"rows of {n_in} weights do not fit into {target.shared_n_bytes} bytes of shared memory")
     n_bytes = best.n_stages * best.stage_n_bytes + beside_n_bytes
@@ -103,7 +103,6 @@ class _Cut:
     n_groups: int
     n_stages: int
     stage_n_bytes: int
-    copy_n_bytes: int
 
     @property
     def n_warps(self) -> int:
@@ -117,7 +116,7 @@ def _cut(n_in: int, n_of_stage: int, n_warps: int, copied: Sequence[Sequence[str
     stage_n_bytes = sum(copies) + 16
     n_fit = min(room_n_bytes // stage_n_bytes, MOST_STAGES)
     n_groups = max(1, min(n_warps // n_of_stage, n_fit))
-    return _Cut(n_of_stage, n_groups, n_fit // n_groups * n_groups, stage_n_bytes, min(copies))
+    return _Cut(n_of_stage, n_groups, n_fit // n_groups * n_groups, stage_n_bytes)
 
 
 def _rows_n_bytes(type_name: str, n_in: int, n_rows: int) -> int:

@@ -14,75 +14,6 @@ constexpr int EARLY_N_BYTES = 65536;     // that are asked for before the input
 
 __device__ __forceinline__ bool is_asking_warp() { return threadIdx.x >= STREAM_THREADS; }
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-
-// Barriers of a stage in shared memory. On sm_90 and later one lane of the asking warp asks for whole runs (bulk copies);
-// before that each lane asks for 16 bytes at a time (cp.async), and arrives when its bytes are there.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr u32 ASKING_LANES = 1;
-
-__device__ __forceinline__ void publish_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    __syncwarp();
-}
-// n_bytes are about to be copied.
-__device__ __forceinline__ void expect_bytes(u64* barrier, int n_bytes) {
-    if (threadIdx.x % WARP > 0) return;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
-                 : "memory");
-}
-// Copy a run; addresses and n_bytes are multiples of 16.
-__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64* barrier) {
-    if (threadIdx.x % WARP > 0) return;
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(n_bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
-__device__ __forceinline__ void end_copies(u64*) {}
-__device__ __forceinline__ u32 has_passed(const u64* barrier, u32 parity) {
-    u32 done;
-    asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-    return done;
-}
-#else
-constexpr u32 ASKING_LANES = WARP;
-
-__device__ __forceinline__ void publish_barriers() { __syncwarp(); }
-__device__ __forceinline__ void expect_bytes(u64*, int) {}
-__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64*) {
-    for (int at = 16 * (threadIdx.x % WARP); at < n_bytes; at += 16 * WARP) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + at)), "l"(from + at)
-                     : "memory");
-    }
-}
-__device__ __forceinline__ void end_copies(u64* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ u32 has_passed(const u64* barrier, u32 parity) {
-    u32 done;
-    asm volatile("{.reg .pred done; mbarrier.test_wait.parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-    return done;
-}
-#endif
-
-__device__ __forceinline__ void init_barrier(u64* barrier, u32 n_arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_arrivals) : "memory");
-}
-__device__ __forceinline__ void arrive(u64* barrier) {
-    asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
-}
-// Rounds of a barrier have parities 0, 1, 0, ...; wait until the one of this parity is over.
-__device__ __forceinline__ void wait_for(const u64* barrier, u32 parity) {
-    while (has_passed(barrier, parity) == 0) {}
-}
-
 // Ask for a run of bytes to be brought to L2, one warp together; the addresses are rounded to lines.
 __device__ __forceinline__ void prefetch_run(const u8* from, int n_bytes) {
     for (int at = 128 * (threadIdx.x % WARP); at < n_bytes; at += 128 * WARP) {
@@ -261,7 +192,7 @@ struct Ring {
     __device__ __forceinline__ void begin(Ask ask) const {
         if (threadIdx.x % WARP == 0) {
             for (int i = 0; i < N_STAGES; i++) {
-                init_barrier(there(i), ASKING_LANES);
+                init_barrier(there(i), HAS_BULK_COPIES ? 1 : WARP);
                 init_barrier(used(i), N_OF_STAGE);
             }
         }

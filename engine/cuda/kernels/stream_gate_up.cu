@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     const Share share = Share::of_block(n_ff, 0);
     const auto ask = [&](int step, u8* stage, u64* barrier) {
         const int first = share.begin + step * N_OF_STAGE, n_rows = min(N_OF_STAGE, share.end - first);
-        expect_bytes(barrier, G::copied_n_bytes(first, n_rows) + U::copied_n_bytes(first, n_rows));
+        if (threadIdx.x % WARP == 0) expect_bytes(barrier, G::copied_n_bytes(first, n_rows) + U::copied_n_bytes(first, n_rows));
         G::copy(stage, gate, n_ff, first, n_rows, barrier);
         U::copy(stage + G::N_BYTES, up, n_ff, first, n_rows, barrier);
     };

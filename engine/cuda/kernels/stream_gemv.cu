@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     const Share share = Share::of_block(n_out, 0);
     const auto ask = [&](int step, u8* stage, u64* barrier) {
         const int first = share.begin + step * N_OF_STAGE, n_rows = min(N_OF_STAGE, share.end - first);
-        expect_bytes(barrier, Rows::copied_n_bytes(first, n_rows));
+        if (threadIdx.x % WARP == 0) expect_bytes(barrier, Rows::copied_n_bytes(first, n_rows));
         Rows::copy(stage, w, n_out, first, n_rows, barrier);
     };
     const R ring{shared, share.n_steps(N_OF_STAGE)};

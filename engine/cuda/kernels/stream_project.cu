@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
         streamed(step, [&](auto format, const Part& part, int first, int end) {
             using Rows = StagedRows<decltype(format), N_IN, N>;
             const int n_rows = min(N, end - first);
-            expect_bytes(barrier, Rows::copied_n_bytes(first, n_rows));
+            if (threadIdx.x % WARP == 0) expect_bytes(barrier, Rows::copied_n_bytes(first, n_rows));
             Rows::copy(stage, part.w, part.n_out, first, n_rows, barrier);
         });
     };
