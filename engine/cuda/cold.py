@@ -99,21 +99,21 @@ class ColdBench:
         return [1e3 * float(cupy.cuda.get_elapsed_time(start, end)) for start, end in events]
 
     def _copies(self, info: TensorInfo, n_copies: int) -> list[DeviceMatrix]:
-        first = self._planes(info)
+        first = self._strips(info)
         copies = [first, *(cupy.empty(info.n_bytes, np.uint8) for _ in range(n_copies - 1))]
         for copy in copies[1:]:
             copy.data.copy_from_device(first.data, info.n_bytes)
         return [DeviceMatrix(info.type, info.shape[0], info.n_rows, data) for data in copies]
 
-    def _planes(self, info: TensorInfo) -> cupy.ndarray:
+    def _strips(self, info: TensorInfo) -> cupy.ndarray:
         raw = cupy.asarray(random_rows(info.type, info.n_bytes, self._rng))
         if not quants.is_quantized(info.type):
             return raw
-        planes = cupy.empty(info.n_bytes, np.uint8)
+        strips = cupy.empty(info.n_bytes, np.uint8)
         n_sub = info.n_elements // 32
-        gemv.repack(self._ops.kernels, info.type, raw, planes, n_sub, 0, n_sub)
+        gemv.repack(self._ops.kernels, info.type, raw, strips, n_sub, 0, n_sub)
         self._ops.stream.synchronize()
-        return planes
+        return strips
 
     def _launch_of(self, node: Node, copies: Sequence[tuple[DeviceMatrix, ...]]) -> Launch:
         ops, n_in = self._ops, node.tensors[0].shape[0]

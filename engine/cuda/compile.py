@@ -31,6 +31,7 @@ HEADERS = (
     "formats.cuh",
     "row_dot.cuh",
     "row_sums.cuh",
+    "copies.cuh",
     "stream.cuh",
     "conv_task.cuh",
     "delta_step.cuh",

@@ -55,7 +55,7 @@ def gate_up_bytes_moved(type_names: Sequence[str], n_in: int, n_ff: int, weights
 
 @dataclass(frozen=True)
 class DeviceMatrix:
-    """A weight matrix on the device: planes (formats.cuh) for block formats, file bytes for float ones."""
+    """A weight matrix on the device: strips (formats.cuh) for block formats, file bytes for float ones."""
 
     type_name: str
     n_in: int
@@ -171,13 +171,13 @@ def gate_up_silu(
 
 
 def repack(
-    kernels: Kernels, type_name: str, raw: cupy.ndarray, planes: cupy.ndarray, n_sub: int, first: int, n: int
+    kernels: Kernels, type_name: str, raw: cupy.ndarray, strips: cupy.ndarray, n_sub: int, first: int, n: int
 ) -> None:
-    """Move n sub-blocks from file order in `raw` to the planes, the first being sub-block `first` of n_sub."""
+    """Move n sub-blocks from file order in `raw` to the strips, the first being sub-block `first` of n_sub."""
     kernels[repack_expression(type_name)](
         (-(-n // REPACK_THREADS),),
         (REPACK_THREADS,),
-        (raw, planes, np.int64(n_sub), np.int64(first), np.int64(n)),
+        (raw, strips, np.int64(n_sub), np.int64(first), np.int64(n)),
     )
 
 

@@ -11,6 +11,7 @@ import cupy
 import numpy as np
 
 from engine.cuda.compile import Cubin, Parts, compile_kernels
+from engine.cuda.streams import Target
 
 Kernel = Callable[..., None]
 """Called as kernel(grid, block, args, shared_n_bytes=0): launches on CuPy's current stream."""
@@ -34,7 +35,7 @@ class Kernels:
         }
         for kernel in self._kernels.values():
             _allow_shared_memory(kernel.ptr)
-        self.n_sm = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+        self.target = Target.of(arch, int(cupy.cuda.Device().attributes["MultiProcessorCount"]))
         self._can_overlap = overlaps and int(arch.removeprefix("sm_")) >= _FIRST_ARCH_WITH_OVERLAP
         self._overlapping, self._is_first = False, True
         self._watch: Watch | None = None

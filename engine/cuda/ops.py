@@ -84,7 +84,7 @@ class CudaOps:
         self.dispatch, self._streams = build.dispatch, build.streams
 
     def load_matrix(self, type_name: str, raw: NDArray[np.uint8]) -> gemv.DeviceMatrix:
-        """Copy a matrix to the device, its blocks repacked into planes of the same size."""
+        """Copy a matrix to the device, its blocks repacked into strips of the same size."""
         assert self._uploader is not None
         return self._uploader.matrix(type_name, raw, self._weights.take(raw.size))
 

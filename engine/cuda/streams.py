@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from engine.cuda.kernels import Kernels
 
 STREAM_WARPS = 16
+"""Warps of a block that take rows; one more asks for them."""
+STREAM_BLOCK = 32 * (STREAM_WARPS + 1)
 STRIP = 1024
 """Weights in a strip: 32 sub-blocks of 32, one a lane."""
 IQ3S_GRID_N_BYTES = 2048
@@ -32,9 +34,9 @@ RESERVED_N_BYTES = 1024 + 64
 SHARED_N_BYTES = {80: 164 << 10, 87: 164 << 10, 90: 228 << 10, 100: 228 << 10, 103: 228 << 10, 110: 228 << 10}
 """Shared memory of a multiprocessor by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 SMALLEST_SHARED_N_BYTES = 100 << 10
-MOST_STRIPS, MOST_STAGES = 6, 12
-IN_FLIGHT_N_BYTES = 40_000
-"""Bytes on the way to a multiprocessor that are enough: more than device memory delivers to one in its latency."""
+MOST_STAGES = 16
+STEP_N_BYTES = 12_000
+"""Bytes of a stage from which on asking for the stages one by one costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel cuts its rows: strips in a piece, pieces of a warp on the way; and the shared memory it takes."""
+    """How a kernel takes its rows: rows in a stage, groups of warps, stages on the way; and the shared memory it takes."""
 
-    n_strips: int
+    n_of_stage: int
+    n_groups: int
     n_stages: int
     shared_n_bytes: int
 
     @property
     def template_arguments(self) -> str:
         """The part of a name expression that says so."""
-        return f"{self.n_strips}, {self.n_stages}"
+        return f"{self.n_of_stage}, {self.n_groups}, {self.n_stages}"
 
 
 def takes(n_in: int, *type_names: str) -> bool:
@@ -79,35 +82,47 @@ def takes_any(n_in: int, type_names: Sequence[str]) -> bool:
     return any(takes(n_in, name) for name in type_names)
 
 
-def shape(n_in: int, strip_n_bytes: Sequence[int], n_warps: int, beside_n_bytes: int, shared_n_bytes: int) -> Shape:
-    """Return how to cut rows of n_in weights: the longest pieces that leave enough bytes on the way.
+def shape(n_in: int, copied: Sequence[Sequence[str]], n_warps: int, beside_n_bytes: int, target: Target) -> Shape:
+    """Return how up to n_warps take rows of n_in weights: as many as there is room for, by stages that are long enough.
 
-    strip_n_bytes: of each matrix that one stage holds; beside_n_bytes: what the block keeps in shared memory besides.
+    copied: the types whose rows may lie in each copy of a stage; beside_n_bytes: what the block keeps in shared memory
+    besides. Raises ValueError where two rows have no room.
     """
-    room = shared_n_bytes - RESERVED_N_BYTES - beside_n_bytes
-    cuts = [_cut(n_in // STRIP, n, n_warps, strip_n_bytes, room) for n in range(1, MOST_STRIPS + 1)]
-    enough = [cut for cut in cuts if cut.in_flight_n_bytes >= IN_FLIGHT_N_BYTES]
-    cut = enough[-1] if enough else max(cuts, key=lambda cut: cut.in_flight_n_bytes)
-    if cut.n_stages < 2:
-        raise ValueError(f"rows of {n_in} weights do not fit into {shared_n_bytes} bytes of shared memory")
-    return Shape(cut.n_strips, cut.n_stages, cut.n_bytes + beside_n_bytes)
+    room = target.shared_n_bytes - RESERVED_N_BYTES - beside_n_bytes
+    cuts = [_cut(n_in, n, n_warps, copied, room) for n in range(1, n_warps + 1)]
+    best = max(cuts, key=lambda cut: (cut.n_warps, cut.stage_n_bytes >= STEP_N_BYTES, -cut.n_of_stage))
+    if best.n_stages < 2:
+        raise ValueError(f"rows of {n_in} weights do not fit into {target.shared_n_bytes} bytes of shared memory")
+    n_bytes = best.n_stages * best.stage_n_bytes + beside_n_bytes
+    return Shape(best.n_of_stage, best.n_groups, best.n_stages, n_bytes)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    n_strips: int
+    n_of_stage: int
+    n_groups: int
     n_stages: int
-    n_bytes: int
-    in_flight_n_bytes: float
+    stage_n_bytes: int
+
+    @property
+    def n_warps(self) -> int:
+        """Warps with a row to take while another stage is on its way; none where only one stage fits."""
+        return self.n_of_stage * self.n_groups if self.n_stages > 1 else 0
 
 
-def _cut(strips_of_row: int, n_strips: int, n_warps: int, strip_n_bytes: Sequence[int], room_n_bytes: int) -> _Cut:
-    """Return what pieces of n_strips come to; while one of the stages is in use, the others are on their way."""
-    n_pieces = -(-strips_of_row // n_strips)
-    stage_n_bytes = n_warps * (16 + sum(-(-n_strips * n_bytes // 16) * 16 + 16 for n_bytes in strip_n_bytes))
-    n_stages = min(room_n_bytes // stage_n_bytes, MOST_STAGES)
-    in_flight = (n_stages - 1) * strips_of_row / n_pieces * n_warps * sum(strip_n_bytes)
-    return _Cut(n_strips, n_stages, n_stages * stage_n_bytes, in_flight)
+def _cut(n_in: int, n_of_stage: int, n_warps: int, copied: Sequence[Sequence[str]], room_n_bytes: int) -> _Cut:
+    """Return what stages of n_of_stage rows, each with two barriers, come to: every group has as many of them."""
+    copies = [max(_rows_n_bytes(name, n_in, n_of_stage) for name in types) for types in copied]
+    stage_n_bytes = sum(copies) + 16
+    n_fit = min(room_n_bytes // stage_n_bytes, MOST_STAGES)
+    n_groups = max(1, min(n_warps // n_of_stage, n_fit))
+    return _Cut(n_of_stage, n_groups, n_fit // n_groups * n_groups, stage_n_bytes)
+
+
+def _rows_n_bytes(type_name: str, n_in: int, n_rows: int) -> int:
+    """Return the room for rows of a stage: where strips have a tail of 8 bytes, that may begin 8 bytes late."""
+    n_strips, n_bytes = n_rows * n_in // STRIP, strip_n_bytes(type_name)
+    return -(-n_strips * n_bytes // 16) * 16 + (16 if n_bytes % 16 else 0)
 
 
 def strip_n_bytes(type_name: str) -> int:
@@ -118,7 +133,7 @@ def strip_n_bytes(type_name: str) -> int:
 
 def gemv_shape(type_name: str, n_in: int, target: Target) -> Shape:
     """Return the shape of stream_gemv."""
-    return shape(n_in, [strip_n_bytes(type_name)], STREAM_WARPS, _beside(n_in, [type_name]), target.shared_n_bytes)
+    return shape(n_in, [[type_name]], STREAM_WARPS, _beside(n_in, [type_name]), target)
 
 
 def normed_input_n_bytes(n_in: int) -> int:
@@ -143,8 +158,7 @@ def gemv_expression(type_name: str, n_in: int, target: Target) -> str:
 
 def gate_up_shape(gate: str, up: str, n_in: int, target: Target) -> Shape:
     """Return the shape of stream_gate_up."""
-    strips = [strip_n_bytes(gate), strip_n_bytes(up)]
-    return shape(n_in, strips, STREAM_WARPS, _beside(n_in, [gate, up]), target.shared_n_bytes)
+    return shape(n_in, [[gate], [up]], STREAM_WARPS, _beside(n_in, [gate, up]), target)
 
 
 def gate_up_expression(gate: str, up: str, n_in: int, target: Target) -> str:
@@ -154,10 +168,10 @@ def gate_up_expression(gate: str, up: str, n_in: int, target: Target) -> str:
 
 def project_shape(type_names: Sequence[str], n_in: int, target: Target) -> Shape:
     """Return the shape of stream_project."""
-    streamed = [strip_n_bytes(name) for name in type_names if quants.is_quantized(name)]
+    streamed = [name for name in type_names if quants.is_quantized(name)]
     has_float = len(streamed) < len(type_names)
     beside = _beside(n_in, type_names) + (4 * n_in if has_float else 0)
-    return shape(n_in, [max(streamed)], STREAM_WARPS - has_float, beside, target.shared_n_bytes)
+    return shape(n_in, [streamed], STREAM_WARPS - has_float, beside, target)
 
 
 def project_expression(type_names: Sequence[str], n_in: int, target: Target) -> str:
@@ -223,7 +237,7 @@ class Streams:
         return out
 
     def _launch(self, expression: str, cut: Shape, arguments: tuple[Any, ...]) -> None:
-        self._kernels[expression]((self._target.n_sm,), (32 * STREAM_WARPS,), arguments, cut.shared_n_bytes)
+        self._kernels[expression]((self._target.n_sm,), (STREAM_BLOCK,), arguments, cut.shared_n_bytes)
 
 
 def _beside(n_in: int, type_names: Sequence[str]) -> int:

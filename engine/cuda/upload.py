@@ -24,7 +24,7 @@ N_SLICES = 2
 
 
 class Uploader:
-    """Copies rows to planes (formats.cuh); block formats pass through a device slice, float ones go straight.
+    """Copies rows to strips (formats.cuh); block formats pass through a device slice, float ones go straight.
 
     The device slices fit into room_n_bytes together: they make way for the working buffers, so that loading never
     needs more memory than running.

@@ -31,45 +31,63 @@ __device__ __forceinline__ u64 warp_max_key(u64 key) {
     return key;
 }
 
-__device__ __forceinline__ u64 argmax_of_thread(const float* logits, int n_vocab, u32 op,
-                                                u32* fault) {
-    const int first = blockIdx.x * (ARGMAX_THREADS * ARGMAX_LOGITS) + threadIdx.x;
+struct ArgmaxArguments {
+    const float* logits;
+    int n_vocab, n_tokens;
+    const int* control;
+    ArgmaxScratch* scratch;
+    int *next_token, *chosen;
+    u32 op;
+    u32* fault;
+};
+
+// The best of a thread's logits among those from `begin` on, ARGMAX_LOGITS for each of the block's threads.
+template <int N_THREADS>
+__device__ __forceinline__ u64 argmax_of_thread(const ArgmaxArguments& in, int begin, u64 best) {
+    const int first = begin + threadIdx.x;
     float v[ARGMAX_LOGITS];
 #pragma unroll
     for (int i = 0; i < ARGMAX_LOGITS; i++) {
-        const int id = first + i * ARGMAX_THREADS;
-        v[i] = id < n_vocab ? logits[id] : 0.0f;
+        const int id = first + i * N_THREADS;
+        v[i] = id < in.n_vocab ? in.logits[id] : 0.0f;
     }
-    u64 best = 0;
 #pragma unroll
     for (int i = 0; i < ARGMAX_LOGITS; i++) {
-        const int id = first + i * ARGMAX_THREADS;
-        if (id >= n_vocab) continue;
-        check_finite(v[i], op, fault);
+        const int id = first + i * N_THREADS;
+        if (id >= in.n_vocab) continue;
+        check_finite(v[i], in.op, in.fault);
         const u64 key = argmax_key(v[i], u32(id));
         best = key > best ? key : best;
     }
     return best;
 }
 
-__global__ void __launch_bounds__(ARGMAX_THREADS)
-    argmax(const float* logits, int n_vocab, int n_tokens, const int* control,
-           ArgmaxScratch* scratch, int* next_token, int* chosen, u32 op, u32* fault) {
-    release_dependents();
-    dependency_wait();
-    __shared__ u64 warp_best[ARGMAX_THREADS / WARP];
+// Fold the threads' keys into the result; the block that comes last writes it.
+template <int N_THREADS>
+__device__ __forceinline__ void argmax_of_blocks(const ArgmaxArguments& in, u64 of_thread) {
+    __shared__ u64 warp_best[N_THREADS / WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u64 of_warp = warp_max_key(argmax_of_thread(logits, n_vocab, op, fault));
+    const u64 of_warp = warp_max_key(of_thread);
     if (lane == 0) warp_best[warp] = of_warp;
     __syncthreads();
     if (warp > 0) return;
-    const u64 of_block = warp_max_key(lane < ARGMAX_THREADS / WARP ? warp_best[lane] : 0);
+    const u64 of_block = warp_max_key(lane < N_THREADS / WARP ? warp_best[lane] : 0);
     if (lane > 0) return;
-    atomicMax(&scratch->best, of_block);
+    atomicMax(&in.scratch->best, of_block);
     __threadfence();
-    if (atomicInc(&scratch->n_done, gridDim.x - 1) + 1 < gridDim.x) return;
+    if (atomicInc(&in.scratch->n_done, gridDim.x - 1) + 1 < gridDim.x) return;
     __threadfence();  // the last block: every other one's maximum is in
-    const int id = int(0xffffffffu - u32(atomicExch(&scratch->best, 0)));
-    next_token[0] = id;
-    chosen[control[1] + n_tokens - 1] = id;
+    const int id = int(0xffffffffu - u32(atomicExch(&in.scratch->best, 0)));
+    in.next_token[0] = id;
+    in.chosen[in.control[1] + in.n_tokens - 1] = id;
+}
+
+__global__ void __launch_bounds__(ARGMAX_THREADS)
+    argmax(const float* logits, int n_vocab, int n_tokens, const int* control, ArgmaxScratch* scratch, int* next_token,
+           int* chosen, u32 op, u32* fault) {
+    release_dependents();
+    dependency_wait();
+    const ArgmaxArguments in{logits, n_vocab, n_tokens, control, scratch, next_token, chosen, op, fault};
+    const int begin = blockIdx.x * (ARGMAX_THREADS * ARGMAX_LOGITS);
+    argmax_of_blocks<ARGMAX_THREADS>(in, argmax_of_thread<ARGMAX_THREADS>(in, begin, 0));
 }

@@ -58,47 +58,58 @@ __device__ __forceinline__ void norm_head(const float* x, const float* weight, f
 // bytes    n_tokens * HEAD_DIM * (8 * N_HEAD + 12 * N_HEAD_KV) + 4 * n_tokens * N_ROT
 // launch   grid (ceil((N_HEAD + 2 N_HEAD_KV) / 4), n_tokens), block (128): one warp a head of q, of k, of v
 // numerics sum32 over a head
+struct AppendArguments {
+    const float *qg, *k, *v, *q_norm, *k_norm, *cos, *sin;
+    const int* control;
+    float eps;
+    float* q;
+    u16 *cache_k, *cache_v;
+};
+
+// One head, by a warp: unit counts the heads of q, then those of k, then those of v; head: shared memory.
 template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV, int N_ROT>
-__global__ void __launch_bounds__(ROPE_WARPS* WARP)
-    qk_norm_rope_append(const float* qg, const float* k, const float* v,
-                        const float* q_norm, const float* k_norm,
-                        const float* cos, const float* sin, const int* control,
-                        float eps, float* q, u16* cache_k, u16* cache_v) {
-    release_dependents();
-    dependency_wait();
-    __shared__ __align__(16) float normed[ROPE_WARPS][HEAD_DIM];
-    const int lane = threadIdx.x % WARP, token = blockIdx.y;
-    const int unit = blockIdx.x * ROPE_WARPS + threadIdx.x / WARP;  // q heads, then k heads, then v heads
-    if (unit >= N_HEAD + 2 * N_HEAD_KV) return;
-    const i64 position = control[1] + token;
-    float* head = normed[threadIdx.x / WARP];
-    const float* cos_row = cos + position * (N_ROT / 2);
-    const float* sin_row = sin + position * (N_ROT / 2);
+__device__ __forceinline__ void append_head(const AppendArguments& in, int token, int unit, float* head) {
+    const int lane = threadIdx.x % WARP;
+    const i64 position = in.control[1] + token;
+    const float* cos_row = in.cos + position * (N_ROT / 2);
+    const float* sin_row = in.sin + position * (N_ROT / 2);
     if (unit < N_HEAD) {
-        norm_head<HEAD_DIM>(qg + (i64(token) * N_HEAD + unit) * (2 * HEAD_DIM), q_norm, eps, lane, head);
-        float* out = q + (i64(token) * N_HEAD + unit) * HEAD_DIM;
+        norm_head<HEAD_DIM>(in.qg + (i64(token) * N_HEAD + unit) * (2 * HEAD_DIM), in.q_norm, in.eps, lane, head);
+        float* out = in.q + (i64(token) * N_HEAD + unit) * HEAD_DIM;
         for (int i = lane; i < HEAD_DIM; i += WARP) out[i] = rotated<N_ROT>(head, i, cos_row, sin_row);
     } else if (unit < N_HEAD + N_HEAD_KV) {
         const int kv = unit - N_HEAD;
-        norm_head<HEAD_DIM>(k + (i64(token) * N_HEAD_KV + kv) * HEAD_DIM, k_norm, eps, lane, head);
-        u16* out = cache_k + (position * N_HEAD_KV + kv) * HEAD_DIM;
+        norm_head<HEAD_DIM>(in.k + (i64(token) * N_HEAD_KV + kv) * HEAD_DIM, in.k_norm, in.eps, lane, head);
+        u16* out = in.cache_k + (position * N_HEAD_KV + kv) * HEAD_DIM;
         for (int i = lane; i < HEAD_DIM; i += WARP) out[i] = float_to_half(rotated<N_ROT>(head, i, cos_row, sin_row));
     } else {
         const int kv = unit - N_HEAD - N_HEAD_KV;
-        const float* in = v + (i64(token) * N_HEAD_KV + kv) * HEAD_DIM;
-        u16* out = cache_v + (position * N_HEAD_KV + kv) * HEAD_DIM;
-        for (int i = lane; i < HEAD_DIM; i += WARP) out[i] = float_to_half(in[i]);
+        const float* values = in.v + (i64(token) * N_HEAD_KV + kv) * HEAD_DIM;
+        u16* out = in.cache_v + (position * N_HEAD_KV + kv) * HEAD_DIM;
+        for (int i = lane; i < HEAD_DIM; i += WARP) out[i] = float_to_half(values[i]);
     }
 }
 
+template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV, int N_ROT>
+__global__ void __launch_bounds__(ROPE_WARPS* WARP)
+    qk_norm_rope_append(const float* qg, const float* k, const float* v, const float* q_norm, const float* k_norm,
+                        const float* cos, const float* sin, const int* control, float eps, float* q, u16* cache_k,
+                        u16* cache_v) {
+    release_dependents();
+    dependency_wait();
+    __shared__ __align__(16) float normed[ROPE_WARPS][HEAD_DIM];
+    const int unit = blockIdx.x * ROPE_WARPS + threadIdx.x / WARP;
+    if (unit >= N_HEAD + 2 * N_HEAD_KV) return;
+    const AppendArguments in{qg, k, v, q_norm, k_norm, cos, sin, control, eps, q, cache_k, cache_v};
+    append_head<HEAD_DIM, N_HEAD, N_HEAD_KV, N_ROT>(in, blockIdx.y, unit, normed[threadIdx.x / WARP]);
+}
 
-constexpr int POSITIONS_A_WARP = KV_SPLIT / SPLIT_WARPS;
-
-// Scores of the warp's four positions for all query heads of the KV head; every key is read once.
-template <int HEAD_DIM, int N_GQA>
+// Scores of the warp's positions for all query heads of the KV head; every key is read once.
+template <int HEAD_DIM, int N_GQA, int N_WARPS>
 __device__ __forceinline__ void split_scores(const float* q, const u16* keys, i64 stride, int n_seen, float scale,
                                              float (&scores)[N_GQA][KV_SPLIT], u32 op, u32* fault) {
     using Quads = HeadQuads<HEAD_DIM>;
+    constexpr int POSITIONS_A_WARP = KV_SPLIT / N_WARPS;
     const int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * POSITIONS_A_WARP;
     float4 key[POSITIONS_A_WARP][Quads::N];
 #pragma unroll
@@ -132,10 +143,10 @@ __device__ __forceinline__ void split_scores(const float* q, const u16* keys, i6
 }
 
 // Sum of weight * value over the 32 positions, in order; a thread two elements of every SLICES-th query head.
-template <int HEAD_DIM, int N_GQA>
+template <int HEAD_DIM, int N_GQA, int N_WARPS>
 __device__ __forceinline__ void split_values(const u16* tile, const float (&weights)[N_GQA][KV_SPLIT], float* values,
                                              i64 head_stride) {
-    constexpr int N_PAIRS = HEAD_DIM / 2, SLICES = SPLIT_WARPS * WARP / N_PAIRS, N = (N_GQA + SLICES - 1) / SLICES;
+    constexpr int N_PAIRS = HEAD_DIM / 2, SLICES = N_WARPS * WARP / N_PAIRS, N = (N_GQA + SLICES - 1) / SLICES;
     const int pair = threadIdx.x % N_PAIRS, slice = threadIdx.x / N_PAIRS;
     float2 sum[N];
 #pragma unroll
@@ -166,46 +177,71 @@ __device__ __forceinline__ void split_values(const u16* tile, const float (&weig
 // launch   grid (N_HEAD_KV, ceil(n_ctx / 32), tokens of the launch), block (256)
 // numerics score: sum32 over a head; a split's weights by tree, its values in order of position
 // faults   attention, on the scores: a key of -infinity would otherwise become a position of weight 0
-template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV>
-__global__ void __launch_bounds__(SPLIT_WARPS* WARP)
-    attention_split(const float* q, const u16* cache_k, const u16* cache_v,
-                    const int* control, int first_token, float scale, float* maxima,
-                    float* sums, float* values, u32 op, u32* fault) {
+struct SplitArguments {
+    const float* q;
+    const u16 *cache_k, *cache_v;
+    const int* control;
+    int first_token;
+    float scale;
+    float *maxima, *sums, *values;
+    u32 op;
+    u32* fault;
+};
+
+template <int HEAD_DIM, int N_GQA>
+struct __align__(16) SplitShared {
+    u16 tile[KV_SPLIT * HEAD_DIM];
+    float weights[N_GQA][KV_SPLIT];
+};
+
+// One split of n_split of a KV head, by a block of N_WARPS warps.
+template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV, int N_WARPS>
+__device__ __forceinline__ void attend_split(const SplitArguments& in, int kv, int split, int n_split, int token,
+                                             SplitShared<HEAD_DIM, N_HEAD / N_HEAD_KV>& shared) {
     static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256);
     constexpr int N_GQA = N_HEAD / N_HEAD_KV;
-    release_dependents();
-    dependency_wait();
-    __shared__ __align__(16) u16 tile[KV_SPLIT * HEAD_DIM];
-    __shared__ __align__(16) float weights[N_GQA][KV_SPLIT];
-    const int kv = blockIdx.x, split = blockIdx.y, n_split = gridDim.y, token = first_token + blockIdx.z;
-    const int n_behind = control[1] + token + 1 - split * KV_SPLIT;  // positions seen from the split's first on
+    const int n_behind = in.control[1] + token + 1 - split * KV_SPLIT;  // positions seen from the split's first on
     if (n_behind <= 0) return;
     const int n_seen = n_behind < KV_SPLIT ? n_behind : KV_SPLIT;
     constexpr i64 STRIDE = i64(N_HEAD_KV) * HEAD_DIM;
     const i64 at = split * KV_SPLIT * STRIDE + kv * HEAD_DIM;
-    ValueTile<HEAD_DIM, SPLIT_WARPS> v;
-    v.load(cache_v + at, STRIDE, n_seen);
-    const float* queries = q + (i64(token) * N_HEAD + kv * N_GQA) * HEAD_DIM;
-    split_scores<HEAD_DIM, N_GQA>(queries, cache_k + at, STRIDE, n_seen, scale, weights, op, fault);
-    v.store(tile);
+    ValueTile<HEAD_DIM, N_WARPS> v;
+    v.load(in.cache_v + at, STRIDE, n_seen);
+    const float* queries = in.q + (i64(token) * N_HEAD + kv * N_GQA) * HEAD_DIM;
+    split_scores<HEAD_DIM, N_GQA, N_WARPS>(queries, in.cache_k + at, STRIDE, n_seen, in.scale, shared.weights, in.op,
+                                           in.fault);
+    v.store(shared.tile);
     __syncthreads();
-    const i64 result = (i64(blockIdx.z) * N_HEAD + kv * N_GQA) * n_split + split;  // of the first query head
-    softmax_heads<N_GQA, SPLIT_WARPS>(weights, n_seen, maxima + result, sums + result, n_split);
+    const i64 result = (i64(token - in.first_token) * N_HEAD + kv * N_GQA) * n_split + split;  // of the first head
+    softmax_heads<N_GQA, N_WARPS>(shared.weights, n_seen, in.maxima + result, in.sums + result, n_split);
     __syncthreads();
-    split_values<HEAD_DIM, N_GQA>(tile, weights, values + result * HEAD_DIM, i64(n_split) * HEAD_DIM);
+    split_values<HEAD_DIM, N_GQA, N_WARPS>(shared.tile, shared.weights, in.values + result * HEAD_DIM,
+                                           i64(n_split) * HEAD_DIM);
 }
 
-// The largest of n values, NaN if any is; all HEAD_DIM threads of the block get it.
+template <int HEAD_DIM, int N_HEAD, int N_HEAD_KV>
+__global__ void __launch_bounds__(SPLIT_WARPS* WARP)
+    attention_split(const float* q, const u16* cache_k, const u16* cache_v, const int* control, int first_token,
+                    float scale, float* maxima, float* sums, float* values, u32 op, u32* fault) {
+    release_dependents();
+    dependency_wait();
+    __shared__ SplitShared<HEAD_DIM, N_HEAD / N_HEAD_KV> shared;
+    const SplitArguments in{q, cache_k, cache_v, control, first_token, scale, maxima, sums, values, op, fault};
+    const int token = first_token + blockIdx.z;
+    attend_split<HEAD_DIM, N_HEAD, N_HEAD_KV, SPLIT_WARPS>(in, blockIdx.x, blockIdx.y, gridDim.y, token, shared);
+}
+
+// The largest of n values, NaN if any is; all threads of the block get it. Every HEAD_DIM threads look at all values.
 template <int HEAD_DIM>
 __device__ __forceinline__ float block_max(const float* v, int n) {
     __shared__ float warp_maxima[HEAD_DIM / WARP];
     float maximum = v[0];
-    for (int i = threadIdx.x; i < n; i += HEAD_DIM) maximum = max_nan(maximum, v[i]);
+    for (int i = threadIdx.x % HEAD_DIM; i < n; i += HEAD_DIM) maximum = max_nan(maximum, v[i]);
 #pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
         maximum = max_nan(maximum, __shfl_xor_sync(0xffffffffu, maximum, offset));
     }
-    if (threadIdx.x % WARP == 0) warp_maxima[threadIdx.x / WARP] = maximum;
+    if (threadIdx.x % WARP == 0) warp_maxima[threadIdx.x % HEAD_DIM / WARP] = maximum;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / WARP; i++) maximum = max_nan(maximum, warp_maxima[i]);
@@ -218,39 +254,56 @@ __device__ __forceinline__ float block_max(const float* v, int n) {
 // launch   grid (N_HEAD, tokens of the launch), block (HEAD_DIM): a thread an element, over the splits in order
 // numerics docs/numerics.md, "Attention": two sums over the splits in order, one division
 // faults   attention, on out, and on the gate: an infinite one would become 0 or 1
+struct CombineArguments {
+    const float *qg, *maxima, *sums, *values;
+    const int* control;
+    int first_token, n_split;
+    float* y;
+    i8* q8;
+    GroupScale* scales;
+    u32 op;
+    u32* fault;
+};
+
+// One head, by a block whose threads are a multiple of HEAD_DIM: all of these multiples do and write the same.
 template <int HEAD_DIM, int N_HEAD>
-__global__ void __launch_bounds__(HEAD_DIM, 1)  // the 1: else the assembler squeezes into 32 registers and may spill
-    attention_combine(const float* qg, const float* maxima, const float* sums,
-                      const float* values, const int* control, int first_token, int n_split,
-                      float* y, i8* q8, GroupScale* scales, u32 op, u32* fault) {
-    release_dependents();
-    dependency_wait();
+__device__ __forceinline__ void combine_head(const CombineArguments& in, int head, int token) {
     __shared__ float factors[HEAD_DIM], weighted_sums[HEAD_DIM];
-    const int head = blockIdx.x, token = first_token + blockIdx.y, i = threadIdx.x;
-    const float gate = qg[((i64(token) * N_HEAD + head) * 2 + 1) * HEAD_DIM + i];
-    const i64 first = (i64(blockIdx.y) * N_HEAD + head) * n_split;
-    const int n = (control[1] + token) / KV_SPLIT + 1;
-    const float maximum = block_max<HEAD_DIM>(maxima + first, n);
+    const int i = threadIdx.x % HEAD_DIM;
+    const float gate = in.qg[((i64(token) * N_HEAD + head) * 2 + 1) * HEAD_DIM + i];
+    const i64 first = (i64(token - in.first_token) * N_HEAD + head) * in.n_split;
+    const int n = (in.control[1] + token) / KV_SPLIT + 1;
+    const float maximum = block_max<HEAD_DIM>(in.maxima + first, n);
     float total = 0.0f, out = 0.0f;
     for (int begin = 0; begin < n; begin += HEAD_DIM) {
         __syncthreads();
         if (begin + i < n) {
-            factors[i] = exp_(sub(maxima[first + begin + i], maximum));
-            weighted_sums[i] = mul(factors[i], sums[first + begin + i]);
+            factors[i] = exp_(sub(in.maxima[first + begin + i], maximum));
+            weighted_sums[i] = mul(factors[i], in.sums[first + begin + i]);
         }
         __syncthreads();
         const int m = n - begin < HEAD_DIM ? n - begin : HEAD_DIM;
 #pragma unroll 8
         for (int s = 0; s < m; s++) {
             total = add(total, weighted_sums[s]);
-            out = add(out, mul(factors[s], values[(first + begin + s) * HEAD_DIM + i]));
+            out = add(out, mul(factors[s], in.values[(first + begin + s) * HEAD_DIM + i]));
         }
     }
     out = div(out, total);
-    check_finite(out, op, fault);
-    check_finite(gate, op, fault);
+    check_finite(out, in.op, in.fault);
+    check_finite(gate, in.op, in.fault);
     const float gated = mul(out, sigmoid(gate));
     const i64 row = i64(token) * N_HEAD * HEAD_DIM;
-    y[row + head * HEAD_DIM + i] = gated;
-    quantize_group(gated, (head * HEAD_DIM + i) / SUB_BLOCK, q8 + row, scales + row / SUB_BLOCK, i % WARP);
+    in.y[row + head * HEAD_DIM + i] = gated;
+    quantize_group(gated, (head * HEAD_DIM + i) / SUB_BLOCK, in.q8 + row, in.scales + row / SUB_BLOCK, i % WARP);
+}
+
+template <int HEAD_DIM, int N_HEAD>
+__global__ void __launch_bounds__(HEAD_DIM, 1)  // the 1: else the assembler squeezes into 32 registers and may spill
+    attention_combine(const float* qg, const float* maxima, const float* sums, const float* values, const int* control,
+                      int first_token, int n_split, float* y, i8* q8, GroupScale* scales, u32 op, u32* fault) {
+    release_dependents();
+    dependency_wait();
+    const CombineArguments in{qg, maxima, sums, values, control, first_token, n_split, y, q8, scales, op, fault};
+    combine_head<HEAD_DIM, N_HEAD>(in, blockIdx.x, first_token + blockIdx.y);
 }

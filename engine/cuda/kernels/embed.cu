@@ -3,7 +3,8 @@
 // bytes   n_tokens * (row_n_bytes + 4 * N_IN)
 // launch  grid (ceil(N_IN / 256), n_tokens), block 256; one thread a weight, 8 sub-blocks a block
 // numerics scale * q, then minus the minimum: the weights that the formats define (docs/numerics.md)
-// order   a sub-block is repacked in shared memory, and the exact dot with a single 1 is one of its integers
+// order   the sub-blocks of a block are repacked to a short strip in shared memory; the exact dot with a single 1 is one
+//         of its integers
 constexpr int EMBED_THREADS = 256, EMBED_SUBS = EMBED_THREADS / SUB_BLOCK;
 
 // The activations that pick one of 32 weights.
@@ -15,8 +16,8 @@ __device__ __forceinline__ Group unit_group(int k) {
 }
 
 template <class F>
-__device__ __forceinline__ float embedded_weight(const u8* planes, int s, int k) {
-    const auto raw = F::template load<InShared>(planes, EMBED_SUBS, s);
+__device__ __forceinline__ float embedded_weight(const u8* strip, int s, int k) {
+    const auto raw = F::template load<InShared>(spot_of<F>(strip, EMBED_SUBS, s));
     const Scales own = F::scales(raw, s);
     const float weight = mul(own.scale, F::dot(raw, unit_group(k), iq3s_grid));
     return F::HAS_MIN ? sub(weight, own.minimum) : weight;
@@ -30,12 +31,13 @@ __global__ void __launch_bounds__(EMBED_THREADS) embed(const u8* rows, i64 row_n
     if constexpr (is_float_format<F>::value) {
         if (k < N_IN) weight = F::load(row + i64(k) * F::N_BYTES);
     } else {
-        __shared__ __align__(16) u8 planes[EMBED_SUBS / F::SUBS * F::BLOCK_N_BYTES + 16];
+        __shared__ __align__(16) u8 strip[EMBED_SUBS / F::SUBS * F::BLOCK_N_BYTES + 16];
         const int s = blockIdx.x * EMBED_SUBS + threadIdx.x;
         if (threadIdx.x < EMBED_SUBS && s < N_IN / SUB_BLOCK)
-            F::repack(row + s / F::SUBS * F::BLOCK_N_BYTES, s % F::SUBS, planes, EMBED_SUBS, threadIdx.x);
+            F::repack(row + s / F::SUBS * F::BLOCK_N_BYTES, s % F::SUBS,
+                      spot_of<F>(strip, EMBED_SUBS, threadIdx.x));
         __syncthreads();
-        if (k < N_IN) weight = embedded_weight<F>(planes, threadIdx.x / SUB_BLOCK, k % SUB_BLOCK);
+        if (k < N_IN) weight = embedded_weight<F>(strip, threadIdx.x / SUB_BLOCK, k % SUB_BLOCK);
     }
     if (k < N_IN) x[i64(blockIdx.y) * N_IN + k] = weight;
 }

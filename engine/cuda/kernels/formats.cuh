@@ -1,8 +1,9 @@
 // formats.cuh: the block formats as the matrix kernels read them
-// The file's blocks are repacked at load into aligned planes, the same number of bytes: what one sub-block of 32 weights
-// needs lies together, so that lane l of a warp reads sub-block l of a row and the warp reads one contiguous run.
-// n_sub is the number of sub-blocks in the whole matrix and i the index of one; a super-block is 8 of them, a strip 32.
-// load's `tail` is how many bytes the last plane lies further on, where a plane has only 8 bytes a strip (stream.cuh).
+// The file's blocks are repacked at load, the same number of bytes. A strip is 32 sub-blocks of 32 weights that follow
+// each other in the matrix, whatever row they belong to; a super-block is 8 of them. A strip is one run of aligned
+// planes, one after the other, so that lane l of a warp reads sub-block l, the warp reads contiguous bytes, and some
+// strips of a row are one copy (stream.cuh). What takes 8 bytes a strip (Q6_K, IQ3_S) would spoil the alignment to 16:
+// it lies in the tail, behind all strips. The last strip of a matrix may have fewer sub-blocks, and so shorter planes.
 // dot is the exact dot product of a sub-block's 32 integer weights with the activations, four int8 a word, as a float.
 // Integer instructions bound the matrix kernels (each takes an SM two cycles a warp, those of floats one), hence the
 // forms below: values are left at a multiple of what they are where that saves an instruction, and integers become
@@ -29,6 +30,30 @@ __device__ __forceinline__ int dp4a_unsigned(u32 w, int a, int c) {
     return sum;
 }
 
+constexpr int STRIP_SUBS = 32;
+
+// Where a sub-block lies: its strip and that strip's part of the tail; its number in the strip, which has n_sub.
+template <class Byte>
+struct Spot {
+    Byte *strip, *tail;
+    int sub, n_sub;
+};
+
+// Sub-block `sub` of strip `strip` in a matrix of n_strips whole strips.
+template <class F>
+__device__ __forceinline__ Spot<const u8> spot_in_strip(const u8* w, i64 n_strips, i64 strip, int sub) {
+    const u8* tail = w + n_strips * F::STRIP_N_BYTES + strip * F::TAIL_N_BYTES;
+    return {w + strip * F::STRIP_N_BYTES, tail, sub, STRIP_SUBS};
+}
+
+// Sub-block i of a matrix of n_sub, which need not be whole strips.
+template <class F, class Byte>
+__device__ __forceinline__ Spot<Byte> spot_of(Byte* w, i64 n_sub, i64 i) {
+    const i64 strip = i >> 5, behind = n_sub - strip * STRIP_SUBS;
+    Byte* tail = w + (n_sub * F::STRIP_N_BYTES >> 5) + strip * F::TAIL_N_BYTES;
+    return {w + strip * F::STRIP_N_BYTES, tail, int(i) & 31, behind < STRIP_SUBS ? int(behind) : STRIP_SUBS};
+}
+
 // The activations of a group of 32, four int8 a word.
 struct Group {
     int q[8];
@@ -36,7 +61,7 @@ struct Group {
     __device__ __forceinline__ Group(const int4& a, const int4& b) : q{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w} {}
 };
 
-// Where a format's planes lie. Weights in global memory are read once: keep them out of L1, which holds the activations.
+// Which memory a matrix lies in. Weights in global memory are read once: they stay out of L1, which holds activations.
 struct InGlobal {
     __device__ __forceinline__ static uint4 load16(const u8* p) {
         uint4 v;
@@ -84,18 +109,17 @@ __device__ __forceinline__ void copy_bytes(u8* out, const u8* in, int n) {
     for (int i = 0; i < n; ++i) out[i] = in[i];
 }
 
-// Q4_K: plane 0: 16 bytes of nibbles a sub-block; plane 1: d, dmin, 12 scale bytes a super-block.
+// Q4_K: planes of 16 bytes of nibbles a sub-block, and d, dmin and 12 scale bytes a super-block.
 struct Q4_K {
     static constexpr int BLOCK_N_BYTES = 144, SUBS = 8;
     static constexpr bool HAS_MIN = true, HALF_SCALES = false;
-    static constexpr int N_PLANES = 2;
-    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : 64; }
+    static constexpr int STRIP_N_BYTES = 576, TAIL_N_BYTES = 0;
     struct Raw {
         uint4 qs, meta;
     };
-    template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
-        return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3))};
+    template <class M = InGlobal>
+    __device__ static Raw load(const Spot<const u8>& at) {
+        return {M::load16(at.strip + 16 * at.sub), M::load16(at.strip + 16 * at.n_sub + 16 * (at.sub >> 3))};
     }
     __device__ static Scales scales(const Raw& raw, int s) { return scale_min_k4(raw.meta, s & 7); }
     // Upper nibbles stay where they are, 16 times their value.
@@ -109,10 +133,10 @@ struct Q4_K {
         }
         return __fmaf_rn(float_of_sum(high), 0.0625f, float_of_sum(low));  // exact: integers below 2^24
     }
-    __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
+    __device__ static void repack(const u8* block, int s, const Spot<u8>& at) {
         const u8* qs = block + 16 + 32 * (s / 2);
-        pack_nibbles(w + 16 * i, [&](int k) { return (qs[k] >> (4 * (s & 1))) & 15; });
-        if (s == 0) copy_bytes(w + 16 * n_sub + 2 * i, block, 16);
+        pack_nibbles(at.strip + 16 * at.sub, [&](int k) { return (qs[k] >> (4 * (s & 1))) & 15; });
+        if (s == 0) copy_bytes(at.strip + 16 * at.n_sub + 2 * at.sub, block, 16);
     }
 };
 
@@ -120,15 +144,15 @@ struct Q4_K {
 struct Q5_K {
     static constexpr int BLOCK_N_BYTES = 176, SUBS = 8;
     static constexpr bool HAS_MIN = true, HALF_SCALES = false;
-    static constexpr int N_PLANES = 3;
-    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : plane == 1 ? 64 : 128; }
+    static constexpr int STRIP_N_BYTES = 704, TAIL_N_BYTES = 0;
     struct Raw {
         uint4 qs, meta;
         u32 qh;
     };
-    template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
-        return {M::load16(w + 16 * i), M::load16(w + 16 * n_sub + 16 * (i >> 3)), M::load4(w + 18 * n_sub + 4 * i)};
+    template <class M = InGlobal>
+    __device__ static Raw load(const Spot<const u8>& at) {
+        return {M::load16(at.strip + 16 * at.sub), M::load16(at.strip + 16 * at.n_sub + 16 * (at.sub >> 3)),
+                M::load4(at.strip + 18 * at.n_sub + 4 * at.sub)};
     }
     __device__ static Scales scales(const Raw& raw, int s) { return scale_min_k4(raw.meta, s & 7); }
     __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
@@ -144,13 +168,13 @@ struct Q5_K {
         }
         return float_of_sum(low + high);
     }
-    __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
+    __device__ static void repack(const u8* block, int s, const Spot<u8>& at) {
         const u8* qs = block + 48 + 32 * (s / 2);
-        pack_nibbles(w + 16 * i, [&](int k) { return (qs[k] >> (4 * (s & 1))) & 15; });
+        pack_nibbles(at.strip + 16 * at.sub, [&](int k) { return (qs[k] >> (4 * (s & 1))) & 15; });
         u32 high = 0;
         for (int k = 0; k < 32; ++k) high |= u32((block[16 + k] >> s) & 1) << (8 * (k % 4) + k / 4);
-        *reinterpret_cast<u32*>(w + 18 * n_sub + 4 * i) = high;
-        if (s == 0) copy_bytes(w + 16 * n_sub + 2 * i, block, 16);
+        *reinterpret_cast<u32*>(at.strip + 18 * at.n_sub + 4 * at.sub) = high;
+        if (s == 0) copy_bytes(at.strip + 16 * at.n_sub + 2 * at.sub, block, 16);
     }
 };
 
@@ -160,21 +184,20 @@ __device__ __forceinline__ u32 center_q6(u32 values) {
 }
 
 // Q6_K: planes of 16 (low nibbles), 8 (upper bit pairs: bits 8b + 2(w % 4) of word w / 4) and 2 (scales) bytes a
-// sub-block, and d a super-block.
+// sub-block; in the tail d a super-block.
 struct Q6_K {
     static constexpr int BLOCK_N_BYTES = 210, SUBS = 8;
     static constexpr bool HAS_MIN = false, HALF_SCALES = true;
-    static constexpr int N_PLANES = 4;
-    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : plane == 1 ? 256 : plane == 2 ? 64 : 8; }
+    static constexpr int STRIP_N_BYTES = 832, TAIL_N_BYTES = 8;
     struct Raw {
         uint4 ql;
         uint2 qh;
         u32 scales, d;
     };
-    template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i, int tail = 0) {
-        return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * i), M::load2(w + 24 * n_sub + 2 * i),
-                M::load2(w + 26 * n_sub + 2 * (i >> 3) + tail)};
+    template <class M = InGlobal>
+    __device__ static Raw load(const Spot<const u8>& at) {
+        return {M::load16(at.strip + 16 * at.sub), M::load8(at.strip + 16 * at.n_sub + 8 * at.sub),
+                M::load2(at.strip + 24 * at.n_sub + 2 * at.sub), M::load2(at.tail + 2 * (at.sub >> 3))};
     }
     // A quarter of d, since dot is four times what it should be: both are exact, and so is their product's rounding.
     __device__ static Scales scales(const Raw& raw, int) { return {mul(half_to_float(u16(raw.d)), 0.25f), 0.0f}; }
@@ -193,19 +216,19 @@ struct Q6_K {
         }
         return float(int(i8(raw.scales)) * half[0] + int(i8(raw.scales >> 8)) * half[1]);
     }
-    __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
+    __device__ static void repack(const u8* block, int s, const Spot<u8>& at) {
         const int half = s / 4, part = s % 4;
         const u8* ql = block + 64 * half + 32 * (part & 1);
         const u8* qh = block + 128 + 32 * half;
-        pack_nibbles(w + 16 * i, [&](int k) { return (ql[k] >> (4 * (part >> 1))) & 15; });
+        pack_nibbles(at.strip + 16 * at.sub, [&](int k) { return (ql[k] >> (4 * (part >> 1))) & 15; });
         u64 high = 0;
         for (int k = 0; k < 32; ++k) {
             const int word = k / 4;
             high |= u64((qh[k] >> (2 * part)) & 3) << (32 * (word / 4) + 8 * (k % 4) + 2 * (word % 4));
         }
-        *reinterpret_cast<u64*>(w + 16 * n_sub + 8 * i) = high;
-        copy_bytes(w + 24 * n_sub + 2 * i, block + 192 + 2 * s, 2);
-        if (s == 0) copy_bytes(w + 26 * n_sub + i / 4, block + 208, 2);
+        *reinterpret_cast<u64*>(at.strip + 16 * at.n_sub + 8 * at.sub) = high;
+        copy_bytes(at.strip + 24 * at.n_sub + 2 * at.sub, block + 192 + 2 * s, 2);
+        if (s == 0) copy_bytes(at.tail + at.sub / 4, block + 208, 2);
     }
 };
 
@@ -235,15 +258,14 @@ __device__ __forceinline__ float iq4_scale(const uint2& meta, int j) {
 struct IQ4_XS {
     static constexpr int BLOCK_N_BYTES = 136, SUBS = 8;
     static constexpr bool HAS_MIN = false, HALF_SCALES = false;
-    static constexpr int N_PLANES = 2;
-    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 512 : 32; }
+    static constexpr int STRIP_N_BYTES = 544, TAIL_N_BYTES = 0;
     struct Raw {
         uint4 qs;
         uint2 meta;
     };
-    template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
-        return {M::load16(w + 16 * i), M::load8(w + 16 * n_sub + 8 * (i >> 3))};
+    template <class M = InGlobal>
+    __device__ static Raw load(const Spot<const u8>& at) {
+        return {M::load16(at.strip + 16 * at.sub), M::load8(at.strip + 16 * at.n_sub + 8 * (at.sub >> 3))};
     }
     __device__ static Scales scales(const Raw& raw, int s) { return {iq4_scale(raw.meta, s & 7), 0.0f}; }
     __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
@@ -257,19 +279,20 @@ struct IQ4_XS {
         }
         return float_of_sum(low + high);
     }
-    __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
+    __device__ static void repack(const u8* block, int s, const Spot<u8>& at) {
         const u8* qs = block + 8 + 16 * s;
         for (int b = 0; b < 16; ++b) {
             const int k = 2 * b;
             const int first = k < 16 ? qs[k] & 15 : qs[k - 16] >> 4;
             const int second = k < 16 ? qs[k + 1] & 15 : qs[k - 15] >> 4;
-            w[16 * i + b] = u8(first | (second << 4));
+            at.strip[16 * at.sub + b] = u8(first | (second << 4));
         }
-        if (s == 0) copy_bytes(w + 16 * n_sub + i, block, 8);
+        if (s == 0) copy_bytes(at.strip + 16 * at.n_sub + at.sub, block, 8);
     }
 };
 
-// IQ3_S: planes of 8 (indices), 4 (signs) and 1 (ninth index bits) bytes a sub-block, 4 (scales) and 2 (d) a super-block.
+// IQ3_S: planes of 8 (indices), 4 (signs) and 1 (ninth index bits) bytes a sub-block, 4 (scales) a super-block; in the
+// tail d a super-block.
 // The 512 groups of four magnitudes are a table in device memory, one word each; `grid` is that or a copy of it.
 constexpr int IQ3S_GRID_SIZE = 512;
 __device__ u32 iq3s_grid[IQ3S_GRID_SIZE];  // filled by the host after the module is loaded
@@ -291,16 +314,16 @@ __device__ __forceinline__ float iq3s_scale(u32 d, u32 scales, int s) {
 struct IQ3_S {
     static constexpr int BLOCK_N_BYTES = 110, SUBS = 8;
     static constexpr bool HAS_MIN = false, HALF_SCALES = false;
-    static constexpr int N_PLANES = 5;
-    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 256 : plane == 1 ? 128 : plane == 2 ? 32 : plane == 3 ? 16 : 8; }
+    static constexpr int STRIP_N_BYTES = 432, TAIL_N_BYTES = 8;
     struct Raw {
         uint2 qs;
         u32 signs, qh, scales, d;
     };
-    template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i, int tail = 0) {
-        return {M::load8(w + 8 * i), M::load4(w + 8 * n_sub + 4 * i), M::load1(w + 12 * n_sub + i),
-                M::load1(w + 13 * n_sub + (i >> 1)), M::load2(w + 13 * n_sub + n_sub / 2 + 2 * (i >> 3) + tail)};
+    template <class M = InGlobal>
+    __device__ static Raw load(const Spot<const u8>& at) {
+        return {M::load8(at.strip + 8 * at.sub), M::load4(at.strip + 8 * at.n_sub + 4 * at.sub),
+                M::load1(at.strip + 12 * at.n_sub + at.sub), M::load1(at.strip + 13 * at.n_sub + (at.sub >> 1)),
+                M::load2(at.tail + 2 * (at.sub >> 3))};
     }
     __device__ static Scales scales(const Raw& raw, int s) { return {iq3s_scale(raw.d, raw.scales, s), 0.0f}; }
     // With m ^ mask, a negative weight is -m - 1: what its activations make too little is taken off as mask times them.
@@ -315,13 +338,13 @@ struct IQ3_S {
         }
         return float_of_sum(sum - off);
     }
-    __device__ static void repack(const u8* block, int s, u8* w, i64 n_sub, i64 i) {
-        copy_bytes(w + 8 * i, block + 2 + 8 * s, 8);
-        copy_bytes(w + 8 * n_sub + 4 * i, block + 74 + 4 * s, 4);
-        w[12 * n_sub + i] = block[66 + s];
+    __device__ static void repack(const u8* block, int s, const Spot<u8>& at) {
+        copy_bytes(at.strip + 8 * at.sub, block + 2 + 8 * s, 8);
+        copy_bytes(at.strip + 8 * at.n_sub + 4 * at.sub, block + 74 + 4 * s, 4);
+        at.strip[12 * at.n_sub + at.sub] = block[66 + s];
         if (s == 0) {
-            copy_bytes(w + 13 * n_sub + i / 2, block + 106, 4);
-            copy_bytes(w + 13 * n_sub + n_sub / 2 + i / 4, block, 2);
+            copy_bytes(at.strip + 13 * at.n_sub + at.sub / 2, block + 106, 4);
+            copy_bytes(at.tail + at.sub / 4, block, 2);
         }
     }
 };
@@ -330,15 +353,15 @@ struct IQ3_S {
 struct Q8_0 {
     static constexpr int BLOCK_N_BYTES = 34, SUBS = 1;
     static constexpr bool HAS_MIN = false, HALF_SCALES = false;
-    static constexpr int N_PLANES = 2;
-    __device__ static constexpr int strip_n_bytes(int plane) { return plane == 0 ? 1024 : 64; }
+    static constexpr int STRIP_N_BYTES = 1088, TAIL_N_BYTES = 0;
     struct Raw {
         uint4 low, high;
         u32 d;
     };
-    template <class M = InGlobal, class I = i64>
-    __device__ static Raw load(const u8* w, I n_sub, I i, int = 0) {
-        return {M::load16(w + 32 * i), M::load16(w + 32 * i + 16), M::load2(w + 32 * n_sub + 2 * i)};
+    template <class M = InGlobal>
+    __device__ static Raw load(const Spot<const u8>& at) {
+        return {M::load16(at.strip + 32 * at.sub), M::load16(at.strip + 32 * at.sub + 16),
+                M::load2(at.strip + 32 * at.n_sub + 2 * at.sub)};
     }
     __device__ static Scales scales(const Raw& raw, int) { return {half_to_float(u16(raw.d)), 0.0f}; }
     __device__ static float dot(const Raw& raw, const Group& a, const u32*) {
@@ -349,9 +372,9 @@ struct Q8_0 {
         for (int word = 0; word < 8; ++word) sum = __dp4a(int(words[word]), a.q[word], sum);
         return float_of_sum(sum);
     }
-    __device__ static void repack(const u8* block, int, u8* w, i64 n_sub, i64 i) {
-        copy_bytes(w + 32 * i, block + 2, 32);
-        copy_bytes(w + 32 * n_sub + 2 * i, block, 2);
+    __device__ static void repack(const u8* block, int, const Spot<u8>& at) {
+        copy_bytes(at.strip + 32 * at.sub, block + 2, 32);
+        copy_bytes(at.strip + 32 * at.n_sub + 2 * at.sub, block, 2);
     }
 };
 

@@ -1,5 +1,5 @@
 // gate_up_silu: y[r] = silu(G[r] . h) * (U[r] . h) for one token, then quantised in groups of 32 rows
-// G, U (n_ff, N_IN) in planes of formats FG and FU; h as for gemv; y (n_ff) f32, q (n_ff) int8,
+// G, U (n_ff, N_IN) in strips of formats FG and FU; h as for gemv; y (n_ff) f32, q (n_ff) int8,
 // scales (n_ff / 32); q and scales only where n_ff is a multiple of 32
 // done (n_ff / 32) u32, zero before the first call and after each: blocks that have finished a group of 32 rows
 // bytes   both matrices once, activations from L1 and L2, 5.25 * n_ff written

@@ -21,11 +21,24 @@
 constexpr int GDN_WARPS = 16;
 constexpr int GDN_CHUNK = 16;  // tokens whose q, k, v are in shared memory at a time; at most one a warp for the norm
 
-template <int D>
-struct GdnChunk {
-    float q[GDN_CHUNK][D], k[GDN_CHUNK][D], v[GDN_CHUNK][D], o[GDN_CHUNK][D];
-    float decay[GDN_CHUNK], b[GDN_CHUNK];
+template <int D, int N>
+struct __align__(16) GdnChunk {
+    float q[N][D], k[N][D], v[N][D], o[N][D];
+    float decay[N], b[N];
     bool shifts_key_head;
+};
+
+struct GatedDeltaArguments {
+    const float *qkv, *z, *alpha, *beta, *conv_weight, *dt, *a, *norm_weight;
+    int n_tokens;
+    float eps, scale;
+    float *conv_state, *ssm_state;
+    u32* tickets;
+    float* y;
+    i8* q8;
+    GroupScale* scales;
+    u32 op;
+    u32* fault;
 };
 
 template <int D_CONV>
@@ -106,20 +119,15 @@ __device__ __forceinline__ void gated_norm(const float* o, float4 norm_weight, f
     quantize_quad(gated, lane, has_columns, q8, scales);
 }
 
-template <int D, int D_CONV, int N_K_HEADS, int N_V_HEADS>
-__global__ void __launch_bounds__(GDN_WARPS* WARP)
-    gated_delta(const float* qkv, const float* z, const float* alpha,
-                const float* beta, const float* conv_weight, const float* dt,
-                const float* a, const float* norm_weight, int n_tokens, float eps,
-                float scale, float* conv_state, float* ssm_state, u32* tickets, float* y,
-                i8* q8, GroupScale* scales, u32 op, u32* fault) {
-    static_assert(D % SUB_BLOCK == 0 && D <= 4 * WARP && D_CONV >= 2 && D_CONV <= GDN_CHUNK);
+// One value head, by a block; wait() returns when what other kernels or blocks write is there.
+template <int D, int D_CONV, int N_K_HEADS, int N_V_HEADS, int CHUNK, class Wait>
+__device__ __forceinline__ void gated_delta_head(const GatedDeltaArguments& in, int head, GdnChunk<D, CHUNK>& chunk,
+                                                 Wait wait) {
+    static_assert(D % SUB_BLOCK == 0 && D <= 4 * WARP && D_CONV >= 2 && D_CONV <= GDN_CHUNK && CHUNK <= GDN_WARPS);
     static_assert(N_V_HEADS % N_K_HEADS == 0);
     constexpr int KEY_DIM = N_K_HEADS * D, VALUE_DIM = N_V_HEADS * D, CHANNELS = 2 * KEY_DIM + VALUE_DIM;
     constexpr int ROWS = D / GDN_WARPS, SHARED_BY = N_V_HEADS / N_K_HEADS;
-    __shared__ __align__(16) GdnChunk<D> chunk;
-    release_dependents();
-    const int head = blockIdx.x, key_head = head % N_K_HEADS;
+    const int key_head = head % N_K_HEADS, n_tokens = in.n_tokens;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const bool has_columns = lane < D / 4;
     // Convolving token t is three tasks, dealt to the warps by conv_task; the norm of its output falls to the warps from
@@ -130,54 +138,55 @@ __global__ void __launch_bounds__(GDN_WARPS* WARP)
         return (part == 0 ? key_head * D : part == 1 ? KEY_DIM + key_head * D : 2 * KEY_DIM + head * D) + 4 * lane;
     };
     const auto load_task = [&](int task, int first) {
-        return load_conv_inputs<D_CONV, CHANNELS>(qkv, conv_state, conv_weight, first + task / 3, channel_of(task));
+        return load_conv_inputs<D_CONV, CHANNELS>(in.qkv, in.conv_state, in.conv_weight, first + task / 3,
+                                                  channel_of(task));
     };
 
     // S, the bulk of the bytes, is asked for first, before the kernel before has ended: only this kernel touches it within
     // a step. Then all that the first chunk reads, before any of it is used.
-    float* own_state = ssm_state + (head * D + warp * ROWS) * D;
+    float* own_state = in.ssm_state + (head * D + warp * ROWS) * D;
     float4 s[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) s[r] = has_columns ? load_quad(own_state + r * D, lane) : zero_quad();
-    const float4 norm_quad = has_columns ? load_quad(norm_weight, lane) : zero_quad();
-    dependency_wait();
+    const float4 norm_quad = has_columns ? load_quad(in.norm_weight, lane) : zero_quad();
+    wait();
     ConvInputs<D_CONV> inputs;
     const int first_task = conv_task<GDN_WARPS>(warp, 0);
     if (has_columns && first_task < 3 * n_tokens) inputs = load_task(first_task, 0);
 
-    for (int first = 0; first < n_tokens; first += GDN_CHUNK) {
-        const int n = n_tokens - first < GDN_CHUNK ? n_tokens - first : GDN_CHUNK;
+    for (int first = 0; first < n_tokens; first += CHUNK) {
+        const int n = n_tokens - first < CHUNK ? n_tokens - first : CHUNK;
         for (int i = 0, task = first_task; task < 3 * n; task = conv_task<GDN_WARPS>(warp, ++i)) {
             if (has_columns && (i > 0 || first > 0)) inputs = load_task(task, first);
             float4 out = has_columns ? conv_silu(inputs) : zero_quad();
             const int part = task % 3;
-            if (part < 2) out = l2_norm(out, eps);
+            if (part < 2) out = l2_norm(out, in.eps);
             float* to = part == 0 ? chunk.q[task / 3] : part == 1 ? chunk.k[task / 3] : chunk.v[task / 3];
             if (has_columns) store_quad(to, lane, out);
         }
         float4 silu_z = zero_quad();
         const i64 out_row = i64(first + normed_token) * VALUE_DIM + head * D;
-        if (has_columns && normed_token < n) silu_z = silu_quad(load_quad(z + out_row, lane));
+        if (has_columns && normed_token < n) silu_z = silu_quad(load_quad(in.z + out_row, lane));
         if (warp == GDN_WARPS - 2 && lane < n) {
             const int at = (first + lane) * N_V_HEADS + head;
-            const float raised = add(alpha[at], dt[head]), g = mul(softplus(raised), a[head]);
-            check_finite(raised, op, fault);
-            check_finite(g, op, fault);
-            check_finite(beta[at], op, fault);
+            const float raised = add(in.alpha[at], in.dt[head]), g = mul(softplus(raised), in.a[head]);
+            check_finite(raised, in.op, in.fault);
+            check_finite(g, in.op, in.fault);
+            check_finite(in.beta[at], in.op, in.fault);
             chunk.decay[lane] = exp_(g);
-            chunk.b[lane] = sigmoid(beta[at]);
+            chunk.b[lane] = sigmoid(in.beta[at]);
         }
         __syncthreads();
         if (first == 0 && threadIdx.x == 0) {
             __threadfence();
-            chunk.shifts_key_head = atomicInc(&tickets[key_head], SHARED_BY - 1) == SHARED_BY - 1;
+            chunk.shifts_key_head = atomicInc(&in.tickets[key_head], SHARED_BY - 1) == SHARED_BY - 1;
             __threadfence();
         }
-        for (int t = 0; t < n; t++) delta_step<D, ROWS>(s, chunk, t, warp * ROWS, lane, scale);
+        for (int t = 0; t < n; t++) delta_step<D, ROWS>(s, chunk, t, warp * ROWS, lane, in.scale);
         __syncthreads();
         if (normed_token < n) {
-            gated_norm<D>(chunk.o[normed_token], norm_quad, silu_z, eps, lane, y + out_row, q8 + out_row,
-                          scales + out_row / SUB_BLOCK, op, fault);
+            gated_norm<D>(chunk.o[normed_token], norm_quad, silu_z, in.eps, lane, in.y + out_row, in.q8 + out_row,
+                          in.scales + out_row / SUB_BLOCK, in.op, in.fault);
         }
     }
 #pragma unroll
@@ -185,6 +194,20 @@ __global__ void __launch_bounds__(GDN_WARPS* WARP)
         if (has_columns) store_quad(own_state + r * D, lane, s[r]);
     }
     if (has_columns && (warp == 2 || (warp < 2 && chunk.shifts_key_head))) {
-        shift_conv_state<D_CONV, CHANNELS>(qkv, conv_state, n_tokens, channel_of(warp));
+        shift_conv_state<D_CONV, CHANNELS>(in.qkv, in.conv_state, n_tokens, channel_of(warp));
     }
+}
+
+template <int D, int D_CONV, int N_K_HEADS, int N_V_HEADS>
+__global__ void __launch_bounds__(GDN_WARPS* WARP)
+    gated_delta(const float* qkv, const float* z, const float* alpha, const float* beta, const float* conv_weight,
+                const float* dt, const float* a, const float* norm_weight, int n_tokens, float eps, float scale,
+                float* conv_state, float* ssm_state, u32* tickets, float* y, i8* q8, GroupScale* scales, u32 op,
+                u32* fault) {
+    __shared__ GdnChunk<D, GDN_CHUNK> chunk;
+    release_dependents();
+    const GatedDeltaArguments in{qkv, z,     alpha,      beta,      conv_weight, dt, a,  norm_weight, n_tokens,
+                                 eps, scale, conv_state, ssm_state, tickets,     y,  q8, scales,      op,
+                                 fault};
+    gated_delta_head<D, D_CONV, N_K_HEADS, N_V_HEADS>(in, blockIdx.x, chunk, [] { dependency_wait(); });
 }

@@ -1,5 +1,5 @@
 // gemv: y[r] = sum_k W[r, k] * h[k] for one token
-// W (n_out, N_IN) in planes of format F; h as int8 q (N_IN) with scales (N_IN / 32), or as f32 x for the float formats;
+// W (n_out, N_IN) in strips of format F; h as int8 q (N_IN) with scales (N_IN / 32), or as f32 x for the float formats;
 // y (n_out) f32. MODE adds the residual, or checks that the logits are finite.
 // bytes   the matrix once, N_IN * 1.25 of activations (L1 and L2 hold them)
 // launch  grid ceil(n_out / GEMV_WARPS), block 32 * GEMV_WARPS; one warp a row

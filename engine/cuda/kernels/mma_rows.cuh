@@ -1,25 +1,32 @@
-// mma_rows.cuh: 32 rows of a matrix times up to 40 tokens by a block of four warps; the core of pack_rows, pack_gate_up
+// mma_rows.cuh: rows of a matrix times a group of tokens by a block; the core of pack_rows, pack_gate_up
 // Quantised formats use the int8 tensor cores: one m16n8k32 is the exact dot products of one sub-block of 16 rows with
 // 8 tokens. The floats follow row_dot.cuh to the bit:
-//   warp w takes the sub-blocks s = w (mod 4), residue by residue (mod 32): w + 0, 16, 8, 24, 4, 20, 12, 28. So the
-//   upper three levels of the tree over the 32 lanes are additions of its own sums; the lower two are over the warps
+//   four warps share a tile of 32 rows. Warp w takes the sub-blocks s = w (mod 4), residue by residue (mod 32): w + 0,
+//   16, 8, 24, 4, 20, 12, 28. So the upper three levels of the tree over the 32 lanes are additions of its own sums; the
+//   lower two are over the warps
 //   dots start at the integer that is MAGIC = 3 * 2^22 as a float, and so read as floats are MAGIC + dot, exactly. One
 //   fma then gives scale * dot, rounded once: scale * MAGIC has at most 19 bits and cancels. Signs of zero may differ,
 //   but to a sum that is never -0 either zero adds nothing. A scale that is not finite would not cancel: then the block
 //   uses the core of row_dot.cuh
 // Q6_K has two integer scales: two mma, each with half of the weights, and an exact fma for low * dot + high * dot.
-// Bound by instructions, not by memory: of about 32 a lane for the four terms of an mma (Q4_K), 20 are the terms' own.
-// Two blocks share an SM, so that one works while the other waits for its first loads or at a barrier.
+// The warps of a block go on together in steps of four sub-blocks, one for each warp of a tile of rows. Weights and
+// activations of the next steps are on their way to stages in shared memory meanwhile. Several blocks share an SM, so
+// that others work while one waits at a barrier.
 #pragma once
 
-constexpr int PACK_WARPS = 4;
-constexpr int PACK_THREADS = WARP * PACK_WARPS;
-constexpr int TILE_ROWS = 32;        // of a block
-constexpr int TILE_TOKENS = 8;       // of one tile of tokens
-constexpr int MAX_TOKEN_TILES = 5;   // of a block
-constexpr int PACK_BLOCKS_PER_SM = 2;
-constexpr int N_ROUNDS = WARP / PACK_WARPS;
-constexpr int TILE_Q_N_BYTES = TILE_TOKENS * SUB_BLOCK, TILE_SCALES_N_BYTES = TILE_TOKENS * 8;
+constexpr int TILE_TOKENS = 8;  // of one tile of tokens
+constexpr int N_ROUNDS = WARP / STEP_SUBS;
+constexpr int TILE_Q_N_BYTES = TILE_TOKENS * SUB_BLOCK, TILE_N_BYTES = TILE_Q_N_BYTES + TILE_TOKENS * 8;
+
+// Most tiles of tokens of a block, its stages, and the blocks that shall share an SM, by the shared memory that it has:
+// 100, 164, 228 KiB.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr int MAX_TOKEN_TILES = 3, N_STAGES = 2, PACK_BLOCKS_PER_SM = 2;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MAX_TOKEN_TILES = 5, N_STAGES = 3, PACK_BLOCKS_PER_SM = 2;
+#else
+constexpr int MAX_TOKEN_TILES = 5, N_STAGES = 3, PACK_BLOCKS_PER_SM = 3;
+#endif
 
 // Formats by number, as the host passes them.
 constexpr int FORMAT_Q4_K = 0, FORMAT_Q5_K = 1, FORMAT_Q6_K = 2, FORMAT_IQ4_XS = 3, FORMAT_IQ3_S = 4, FORMAT_Q8_0 = 5;
@@ -44,12 +51,14 @@ struct Block {
     int row, tile, n_tiles;
 
     __device__ __forceinline__ int token() const { return tile * TILE_TOKENS; }
+    // First of the tile of rows of this warp.
+    __device__ __forceinline__ int tile_row() const { return row + row_tile() * TILE_ROWS; }
 };
 
 __device__ __forceinline__ Block block_at(int block, const Pack& pack) {
     const int group = block % pack.n_groups, n_tiles = pack.n_tiles();
     const int first = group * n_tiles / pack.n_groups, end = (group + 1) * n_tiles / pack.n_groups;
-    return Block{block / pack.n_groups * TILE_ROWS, first, end - first};
+    return Block{block / pack.n_groups * BLOCK_ROWS, first, end - first};
 }
 
 __device__ __forceinline__ void mma_i8(int (&c)[4], const u32 (&a)[4], uint2 b) {
@@ -58,60 +67,23 @@ __device__ __forceinline__ void mma_i8(int (&c)[4], const u32 (&a)[4], uint2 b) 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(MAGIC_BITS));
 }
 
-// What a lane holds of the rows for one sub-block: pieces of rows g, g + 8, g + 16, g + 24 and one row's scales.
-template <class F>
-struct RowPieces {
-    typename Fragment<F>::Piece piece[4];
-    typename Fragment<F>::Meta meta;
-    u32 first[4], first_own;  // sub-blocks of those rows; rows behind the matrix read the last one
-
-    __device__ __forceinline__ void place(int row, int n_out, int n_sub) {
-        const int lane = threadIdx.x % WARP;
-#pragma unroll
-        for (int r = 0; r < 4; ++r) first[r] = u32(min(row + lane / 4 + 8 * r, n_out - 1)) * n_sub;
-        first_own = u32(min(row + lane, n_out - 1)) * n_sub;
-    }
-
-    __device__ __forceinline__ void load(const u8* own, const u8* w, i64 n_sub_all, int s) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) piece[r] = Fragment<F>::load(own, w, n_sub_all, first[r] + s, threadIdx.x % 4);
-        meta = Fragment<F>::load_meta(w, n_sub_all, first_own + s);
-    }
-};
-
 // A lane's share of a tile of tokens for one sub-block: eight activations of token l / 4; d and sum of two tokens.
 struct TokenPiece {
     uint2 q;
     float d[2], total[2];
 
+    // Take the lane's share of a tile.
     template <bool WITH_TOTAL>
-    __device__ __forceinline__ void load(const u8* q_tile, const u8* scales_tile) {
-        q = *reinterpret_cast<const uint2*>(q_tile);
+    __device__ __forceinline__ void load(const u8* tile, int lane) {
+        const u8* scales = tile + TILE_Q_N_BYTES + 16 * (lane % 4);
+        q = staged<uint2>(tile + 8 * lane);
         if (WITH_TOTAL) {
-            const float4 v = *reinterpret_cast<const float4*>(scales_tile);
+            const float4 v = staged<float4>(scales);
             d[0] = v.x, d[1] = v.y, total[0] = v.z, total[1] = v.w;
         } else {
-            const float2 v = *reinterpret_cast<const float2*>(scales_tile);
+            const float2 v = staged<float2>(scales);
             d[0] = v.x, d[1] = v.y;
         }
-    }
-};
-
-// Where a lane finds its shares of the block's tiles: those of one sub-block lie one after the other.
-struct TokenTiles {
-    const u8 *q, *scales;
-    int n_tiles;  // of the pack
-
-    __device__ __forceinline__ void place(const Pack& pack, int tile) {
-        const int lane = threadIdx.x % WARP;
-        n_tiles = pack.n_tiles();
-        q = pack.tiles + tile * TILE_Q_N_BYTES + 8 * lane;
-        scales = pack.tiles + i64(n_tiles) * pack.n_sub() * TILE_Q_N_BYTES;
-        scales += tile * TILE_SCALES_N_BYTES + 16 * (lane % 4);
-    }
-    __device__ __forceinline__ const u8* q_at(int s) const { return q + i64(u32(s * n_tiles)) * TILE_Q_N_BYTES; }
-    __device__ __forceinline__ const u8* scales_at(int s) const {
-        return scales + i64(u32(s * n_tiles)) * TILE_SCALES_N_BYTES;
     }
 };
 
@@ -120,10 +92,10 @@ template <class F>
 struct Coefficients {
     float scale[4], minimum[4], high[4], factor[4], offset[4];
 
-    __device__ __forceinline__ void share(const RowScale& own) {
+    __device__ __forceinline__ void share(const RowScale& own, int lane) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            const int from = threadIdx.x % WARP / 4 + 8 * r;
+            const int from = lane / 4 + 8 * r;
             scale[r] = __shfl_sync(0xffffffffu, own.scale, from);
             if (F::HAS_MIN) minimum[r] = __shfl_sync(0xffffffffu, own.minimum, from);
             if (F::HALF_SCALES) high[r] = __shfl_sync(0xffffffffu, own.high, from);
@@ -159,11 +131,11 @@ using Accumulators = float[MAX_TOKEN_TILES][2][4];
 
 // The weights of a sub-block as operands; with half scales, lanes 4g, 4g + 1 have the lower half of the weights.
 template <class F>
-__device__ __forceinline__ void operands(const RowPieces<F>& rows, u32 (&a)[2][4], u32 (&a_high)[2][4]) {
-    const int t = threadIdx.x % 4;
+__device__ __forceinline__ void operands(const u8* stage, int thread, u32 (&a)[2][4], u32 (&a_high)[2][4]) {
+    const int t = thread % 4, row = row_tile(thread) * TILE_ROWS + thread % WARP / 4;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-        const uint2 words = Fragment<F>::words(rows.piece[r], t);
+        const uint2 words = Fragment<F>::words(Fragment<F>::load(stage, row + 8 * r, tile_warp(thread), t), t);
         const bool is_low = !F::HALF_SCALES || t < 2;
         a[r / 2][r % 2] = is_low ? words.x : 0, a[r / 2][r % 2 + 2] = is_low ? words.y : 0;
         a_high[r / 2][r % 2] = is_low ? 0 : words.x, a_high[r / 2][r % 2 + 2] = is_low ? 0 : words.y;
@@ -184,91 +156,162 @@ __device__ __forceinline__ void add_terms(const Coefficients<F>& c, const Dots<F
     }
 }
 
-// A warp's way through its sub-blocks, with the next one's loads in flight while one is worked on.
+// First sub-block of a round's first step: the residues of each warp in the order in which the tree pairs them.
+__device__ __forceinline__ int first_of_round(int round) {
+    static_assert(STEP_SUBS == 4 && N_ROUNDS == 8, "three bits in reverse, times four");
+    return __brev(round) >> 27;
+}
+
+// The steps of all rounds one after the other; s is a step's first sub-block, and not one of the row behind the last step.
+struct Step {
+    int round, s;
+
+    __device__ __forceinline__ void advance(int n_sub) {
+        s += WARP;
+        while (s >= n_sub && ++round < N_ROUNDS) s = first_of_round(round);
+    }
+};
+
+// The stages of a block, filled and used in turn. A stage ends in its barrier. The state goes on from one matrix to the
+// next.
+struct Stages {
+    static constexpr int ACTIVATIONS_N_BYTES = STEP_SUBS * MAX_TOKEN_TILES * TILE_N_BYTES;
+    static constexpr int BARRIER_AT = ACTIVATIONS_N_BYTES + WEIGHTS_N_BYTES;
+    static constexpr int STAGE_N_BYTES = BARRIER_AT + 16, N_BYTES = N_STAGES * STAGE_N_BYTES;
+    u8 *first, *now, *used;  // used: the one before now
+    u32 parity;              // of now's round
+
+    __device__ __forceinline__ static u64* barrier(u8* stage) { return reinterpret_cast<u64*>(stage + BARRIER_AT); }
+
+    __device__ __forceinline__ void init(u8* shared) {
+        first = now = shared, used = last(), parity = 0;
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < N_STAGES; ++i) init_barrier(barrier(first + i * STAGE_N_BYTES), 1);
+        }
+        publish_barriers();
+        __syncthreads();
+    }
+    __device__ __forceinline__ u8* last() const { return first + (N_STAGES - 1) * STAGE_N_BYTES; }
+    __device__ __forceinline__ u8* after(u8* stage) const { return stage == last() ? first : stage + STAGE_N_BYTES; }
+    // Wait until this stage is full, and all threads have used the one before.
+    __device__ __forceinline__ void wait() const {
+        wait_chunks<N_STAGES - 2>();
+        if (HAS_BULK_COPIES) wait_for(barrier(now), parity);
+        __syncthreads();
+    }
+    __device__ __forceinline__ void pass() {
+        parity ^= u32(now == last());
+        used = now;
+        now = after(now);
+    }
+};
+
+// A matrix and the tokens on their way through the stages, and what a warp makes of them.
 template <class F>
-struct WarpRows {
-    const u8 *w, *own;
-    i64 n_sub_all;
+struct Steps {
+    BlockRows<F> rows;
+    const u8* tiles;  // of the block's tokens: of one sub-block after the other
     int n_tiles;
-    RowPieces<F> rows;
-    TokenTiles tiles;
-    TokenPiece tokens[MAX_TOKEN_TILES];
+    Step asked;
     u32 largest;  // bits of the largest scale: infinity or NaN if any is not finite
 
-    __device__ __forceinline__ void start(int n_out, const Pack& pack, const Block& block, int s) {
-        largest = 0;
-        own = hide_origin(w + threadIdx.x % 4 * Fragment<F>::LANE_N_BYTES);
-        n_tiles = block.n_tiles;
-        n_sub_all = i64(n_out) * pack.n_sub();
-        rows.place(block.row, n_out, pack.n_sub());
-        tiles.place(pack, block.tile);
-        rows.load(own, w, n_sub_all, s);
-        dependency_wait();  // weights are on their way while the kernel before ends
-        const u8 *q = tiles.q_at(s), *scales = tiles.scales_at(s);
+    __device__ __forceinline__ void ask_weights(u8* stage, int s) const {
+        Fragment<F>::Stage::ask(stage + Stages::ACTIVATIONS_N_BYTES, rows, s);
+    }
+    __device__ __forceinline__ void ask_activations(u8* stage, int s) const {
+        const int n_bytes = STEP_SUBS * n_tiles * TILE_N_BYTES;
+        if (rows.thread == 0) expect_bytes(Stages::barrier(stage), n_bytes);
+        copy_run<PACK_THREADS>(stage, tiles + i64(s) * (n_tiles * TILE_N_BYTES), n_bytes, Stages::barrier(stage));
+    }
+
+    // Ask for the first steps, all but one stage full.
+    __device__ __forceinline__ void start(const Stages& stages) {
+        Step step = asked;
+        u8* stage = stages.now;
 #pragma unroll
-        for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
-            tokens[n] = TokenPiece{};
-            if (n >= n_tiles) continue;
-            tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
+        for (int i = 0; i < N_STAGES - 1; ++i, stage = stages.after(stage), step.advance(rows.n_sub))
+            if (step.s < rows.n_sub) ask_weights(stage, step.s);
+        dependency_wait();  // weights are on their way while the kernel before ends
+        stage = stages.now;
+#pragma unroll
+        for (int i = 0; i < N_STAGES - 1; ++i, stage = stages.after(stage), asked.advance(rows.n_sub)) {
+            if (asked.s < rows.n_sub) ask_activations(stage, asked.s);
+            commit_chunks();
         }
     }
 
-    // Add the terms of the sub-block that was asked for, number j of its super-block, and ask for sub-block `next`.
-    __device__ __forceinline__ void add(int j, int next, Accumulators& acc) {
-        u32 a[2][4], a_high[2][4];
-        operands<F>(rows, a, a_high);
+    // Ask for the step that goes to the stage which was used last.
+    __device__ __forceinline__ void ask(const Stages& stages) {
+        if (asked.s < rows.n_sub) {
+            ask_weights(stages.used, asked.s);
+            ask_activations(stages.used, asked.s);
+            asked.advance(rows.n_sub);
+        }
+        commit_chunks();
+    }
+
+    __device__ __forceinline__ Coefficients<F> coefficients(const u8* weights, int s) {
+        const int r = row_tile(rows.thread) * TILE_ROWS + rows.thread % WARP;
+        const ScalesAt at{weights, r, tile_warp(rows.thread), rows.sub_block(r, s)};
         RowScale scale;
-        Fragment<F>::scales(rows.meta, j, scale);
+        Fragment<F>::scales(Fragment<F>::load_meta(at), s % 8, scale);
         largest = max(largest, __float_as_uint(fabsf(scale.scale)));
         Coefficients<F> c;
-        c.share(scale);
-        rows.load(own, w, n_sub_all, next);
-        const u8 *q = tiles.q_at(next), *scales = tiles.scales_at(next);
+        c.share(scale, rows.thread % WARP);
+        return c;
+    }
+
+    // Add the terms of this warp's sub-block s.
+    __device__ __forceinline__ void add(const u8* stage, int s, Accumulators& acc) {
+        const int lane = rows.thread % WARP;
+        const u8 *tile = stage + tile_warp(rows.thread) * n_tiles * TILE_N_BYTES;
+        const u8* weights = stage + Stages::ACTIVATIONS_N_BYTES;
+        TokenPiece tokens[2];
+        tokens[0] = TokenPiece{}, tokens[1] = TokenPiece{};
+        tokens[0].template load<F::HAS_MIN>(tile, lane);
+        u32 a[2][4], a_high[2][4];
+        operands<F>(weights, rows.thread, a, a_high);
+        const Coefficients<F> c = coefficients(weights, s);
         Dots<F> dots[2];
         dots[0].multiply(a, a_high, tokens[0].q);
 #pragma unroll
         for (int n = 0; n < MAX_TOKEN_TILES; ++n) {
             if (n >= n_tiles) break;
-            if (n + 1 < MAX_TOKEN_TILES) dots[(n + 1) % 2].multiply(a, a_high, tokens[n + 1].q);
-            add_terms<F>(c, dots[n % 2], tokens[n], acc[n]);
-            tokens[n].template load<F::HAS_MIN>(q + n * TILE_Q_N_BYTES, scales + n * TILE_SCALES_N_BYTES);
+            if (n + 1 < MAX_TOKEN_TILES) {  // behind the last one there is something in the stage, too
+                tokens[(n + 1) % 2].template load<F::HAS_MIN>(tile + (n + 1) * TILE_N_BYTES, lane);
+                dots[(n + 1) % 2].multiply(a, a_high, tokens[(n + 1) % 2].q);
+            }
+            add_terms<F>(c, dots[n % 2], tokens[n % 2], acc[n]);
         }
     }
 };
 
-// First sub-block of a warp's round: its residues in the order in which the tree pairs them.
-__device__ __forceinline__ int first_of_round(int round) {
-    return threadIdx.x / WARP + PACK_WARPS * (round / 4 + round / 2 % 2 * 2 + round % 2 * 4);
-}
-
-// The sub-block that follows a round: the first of the next round that has any, or one to be read in vain.
-__device__ __forceinline__ int sub_block_after(int round, int n_sub) {
-    while (++round < N_ROUNDS)
-        if (first_of_round(round) < n_sub) return first_of_round(round);
-    return 0;
-}
-
-// Shared memory of a block: N_SUMS floats, at first two sets of sums for each warp, at the end results in one set. A
-// value lies where the tensor cores leave it, at slot(row, token); thread i has the results at PACK_THREADS * n + i.
+// Shared memory of a tile of rows: TILE_SUMS floats, at first two sets of sums for each warp, at the end results in one
+// set. A value lies where the tensor cores leave it, at slot(row, token); thread i of the tile has the results at
+// TILE_THREADS * n + i. Behind those of all tiles are the stages.
 constexpr int TILE_SLOTS = TILE_ROWS * TILE_TOKENS, N_SLOTS = MAX_TOKEN_TILES * TILE_SLOTS;
-constexpr int N_SUMS = 2 * PACK_WARPS * N_SLOTS;
-constexpr int N_RESULTS = N_SLOTS / PACK_THREADS;  // of a thread: rows of both tiles of 16 in turn
+constexpr int TILE_SUMS = 2 * STEP_SUBS * N_SLOTS;
+constexpr int SUMS_N_BYTES = N_ROW_TILES * TILE_SUMS * 4;
+constexpr int N_RESULTS = N_SLOTS / TILE_THREADS;  // of a thread: rows of both tiles of 16 in turn
 
+__device__ __forceinline__ float* tile_sums(u8* shared) {
+    return reinterpret_cast<float*>(shared) + row_tile() * TILE_SUMS;
+}
 __device__ __forceinline__ int slot(int row, int token) {
     const int i = row / 16 * 4 + row % 16 / 8 * 2 + token % 2;
     return token / TILE_TOKENS * TILE_SLOTS + i * WARP + row % 8 * 4 + token % TILE_TOKENS / 2;
 }
-__device__ __forceinline__ int row_of_result(int n) {
-    return n % 2 * 16 + threadIdx.x / (2 * WARP) * 8 + threadIdx.x % WARP / 4;
+__device__ __forceinline__ int row_of_result(int n, int thread) {
+    return n % 2 * 16 + tile_warp(thread) / 2 * 8 + thread % WARP / 4;
 }
-__device__ __forceinline__ int token_of_result(int n) {
-    return n / 2 * TILE_TOKENS + threadIdx.x % 4 * 2 + threadIdx.x / WARP % 2;
+__device__ __forceinline__ int token_of_result(int n, int thread) {
+    return n / 2 * TILE_TOKENS + thread % 4 * 2 + tile_warp(thread) % 2;
 }
 
 // Take a finished residue: kept after an even round; after an odd one added to its pair, and two such sums to one of
 // the two halves that a warp's residues make in the tree.
 __device__ __forceinline__ void finish_round(int round, const Accumulators& acc, Accumulators& kept, float* warp_sums) {
-    float* half = warp_sums + round / 4 * PACK_WARPS * N_SLOTS;
+    float* half = warp_sums + round / 4 * STEP_SUBS * N_SLOTS;
 #pragma unroll
     for (int i = 0; i < MAX_TOKEN_TILES * 8; ++i) {
         const float value = (&acc[0][0][0])[i];
@@ -285,27 +328,28 @@ __device__ __forceinline__ void fold_warps(const float* sums, float (&results)[N
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < N_RESULTS; ++n) {
-        float v[PACK_WARPS];
+        float v[STEP_SUBS];
 #pragma unroll
-        for (int w = 0; w < PACK_WARPS; ++w) {
-            const float* half = sums + w * N_SLOTS + n * PACK_THREADS + threadIdx.x;
-            v[w] = add(half[0], half[PACK_WARPS * N_SLOTS]);
+        for (int w = 0; w < STEP_SUBS; ++w) {
+            const float* half = sums + w * N_SLOTS + n * TILE_THREADS + tile_thread();
+            v[w] = add(half[0], half[STEP_SUBS * N_SLOTS]);
         }
         results[n] = add(add(v[0], v[2]), add(v[1], v[3]));
     }
 }
 
-// One warp a row at a time, one token after the other, for blocks with a scale that is not finite.
+// One warp a row at a time, one token after the other, for blocks with a scale that is not finite, and for rows that are
+// not whole steps (only Q8_0 has any).
 template <class F>
 __device__ __noinline__ void damaged_results(const u8* w, int n_out, Pack pack, Block block, float* sums) {
     const int n_sub = pack.n_sub();
-    for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
-        const i64 row = block.row + r;
+    for (int r = tile_warp(); r < TILE_ROWS && block.tile_row() + r < n_out; r += STEP_SUBS) {
+        const i64 row = block.tile_row() + r;
         for (int t = 0; t < block.n_tiles * TILE_TOKENS && block.token() + t < pack.n_tokens; ++t) {
             const Input h = pack.token(block.token() + t);
             float acc = 0.0f;
             for (int s = threadIdx.x % WARP; s < n_sub; s += WARP)
-                acc = add(acc, sub_block_term<F>(F::load(w, i64(n_out) * n_sub, row * n_sub + s), s, h));
+                acc = add(acc, sub_block_term<F>(F::load(spot_of<F>(w, i64(n_out) * n_sub, row * n_sub + s)), s, h));
             const float sum = tree(acc);
             if (threadIdx.x % WARP == 0) sums[slot(r, t)] = sum;
         }
@@ -315,28 +359,46 @@ __device__ __noinline__ void damaged_results(const u8* w, int n_out, Pack pack, 
 __device__ __forceinline__ void read_results(const float* sums, float (&results)[N_RESULTS]) {
     __syncthreads();
 #pragma unroll
-    for (int n = 0; n < N_RESULTS; ++n) results[n] = sums[n * PACK_THREADS + threadIdx.x];
+    for (int n = 0; n < N_RESULTS; ++n) results[n] = sums[n * TILE_THREADS + tile_thread()];
+}
+
+// Sum all steps to the two halves of each warp; returns whether the warp has seen a scale that is not finite.
+template <class F>
+__device__ __forceinline__ bool sum_steps(const u8* w, int n_out, const Pack& pack, const Block& block, float* sums,
+                                          Stages& stages) {
+    const int n_sub = pack.n_sub();
+    const int thread = thread_anew();
+    float* warp_sums = sums + tile_warp(thread) * N_SLOTS + thread % WARP;
+    const u8* tiles = pack.tiles + i64(block.tile) * n_sub * TILE_N_BYTES;
+    Steps<F> steps{{w, n_out, n_sub, block.row, thread}, tiles, block.n_tiles, {0, 0}, 0};
+    steps.start(stages);
+    Accumulators kept = {};
+#pragma unroll 1
+    for (int round = 0; round < N_ROUNDS; ++round) {
+        Accumulators acc = {};
+#pragma unroll 1
+        for (int s = first_of_round(round); s < n_sub; s += WARP) {
+            stages.wait();
+            steps.ask(stages);
+            steps.add(stages.now, s + tile_warp(thread), acc);
+            stages.pass();
+        }
+        finish_round(round, acc, kept, warp_sums);
+    }
+    return steps.largest >= 0x7f800000u;
 }
 
 template <class F>
 __device__ __forceinline__ void quantized_results(const u8* w, int n_out, const Pack& pack, const Block& block,
-                                                 float* sums, float (&results)[N_RESULTS]) {
-    const int n_sub = pack.n_sub();
-    float* warp_sums = sums + threadIdx.x / WARP * N_SLOTS + threadIdx.x % WARP;
-    Accumulators kept = {};
-    WarpRows<F> warp{w};
-    warp.start(n_out, pack, block, min(first_of_round(0), n_sub - 1));
-#pragma unroll 1
-    for (int round = 0; round < N_ROUNDS; ++round) {
-        Accumulators acc = {};
-        const int after = sub_block_after(round, n_sub);
-#pragma unroll 1
-        for (int s = first_of_round(round); s < n_sub; s += WARP)
-            warp.add(first_of_round(round) % 8, s + WARP < n_sub ? s + WARP : after, acc);
-        finish_round(round, acc, kept, warp_sums);
+                                                 float* sums, Stages& stages, float (&results)[N_RESULTS]) {
+    bool is_damaged = pack.n_sub() % STEP_SUBS > 0;
+    if (is_damaged)
+        dependency_wait();
+    else {
+        is_damaged = sum_steps<F>(w, n_out, pack, block, sums, stages);
+        fold_warps(sums, results);
     }
-    fold_warps(sums, results);
-    if (__syncthreads_or(warp.largest >= 0x7f800000u)) {
+    if (__syncthreads_or(is_damaged)) {
         damaged_results<F>(w, n_out, pack, block, sums);
         read_results(sums, results);
     }
@@ -374,9 +436,10 @@ __device__ __forceinline__ void float_results(const u8* w, int n_out, const Pack
                                              float (&results)[N_RESULTS]) {
     dependency_wait();
     const int lane = threadIdx.x % WARP;
-    for (int r = threadIdx.x / WARP; r < TILE_ROWS && block.row + r < n_out; r += PACK_WARPS) {
+    dependency_wait();
+    for (int r = tile_warp(); r < TILE_ROWS && block.tile_row() + r < n_out; r += STEP_SUBS) {
         for (int n = 0; n < block.n_tiles; ++n) {
-            const float value = float_sum<F>(w, block.row + r, pack, block.tile + n);
+            const float value = float_sum<F>(w, block.tile_row() + r, pack, block.tile + n);
             const int token = n * TILE_TOKENS + row_of_lane<TILE_TOKENS>(lane);
             if (lane % (WARP / TILE_TOKENS) == 0) sums[slot(r, token)] = value;
         }
@@ -403,11 +466,11 @@ __device__ __forceinline__ void with_quantized_format(int format, Run run) {
     if (format == FORMAT_Q8_0) run(Q8_0{});
 }
 
-// results[n] is that of row row_of_result(n) and token token_of_result(n) of the block.
+// results[n] is that of row row_of_result(n, thread) of the tile and token token_of_result(n, thread) of the block.
 __device__ __forceinline__ void block_results(const u8* w, int format, int n_out, const Pack& pack, const Block& block,
-                                             float* sums, float (&results)[N_RESULTS]) {
+                                             float* sums, Stages& stages, float (&results)[N_RESULTS]) {
     with_quantized_format(format, [&](auto f) {
-        quantized_results<decltype(f)>(w, n_out, pack, block, sums, results);
+        quantized_results<decltype(f)>(w, n_out, pack, block, sums, stages, results);
     });
     with_float_format(format, [&](auto f) { float_results<decltype(f)>(w, n_out, pack, block, sums, results); });
 }

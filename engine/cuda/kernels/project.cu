@@ -1,5 +1,5 @@
 // project: y_i = W_i h for one token and up to four matrices that share an input, in one launch
-// W_i (n_out_i, N_IN) in planes of format F_i; h as for gemv; y_i (n_out_i) f32; Absent fills unused places
+// W_i (n_out_i, N_IN) in strips of format F_i; h as for gemv; y_i (n_out_i) f32; Absent fills unused places
 // bytes   all matrices once, activations from L1 and L2
 // launch  grid sum of ceil(n_out_i / GEMV_WARPS), block 32 * GEMV_WARPS; one warp a row, blocks in order of the matrices
 // numerics row_dot.cuh

@@ -46,10 +46,17 @@ struct Strips {
 
     __device__ __forceinline__ static int sub_block(int i) { return (FIRST + i) * WARP + threadIdx.x % WARP; }
 
+    __device__ __forceinline__ static Spot<const u8> spot(const u8* w, i64 n_out, i64 row, int i) {
+        if constexpr (N_SUB % STRIP_SUBS == 0)
+            return spot_in_strip<F>(w, n_out * N_STRIPS, row * N_STRIPS + FIRST + i, threadIdx.x % WARP);
+        else
+            return spot_of<F>(w, n_out * N_SUB, row * N_SUB + sub_block(i));
+    }
+
     __device__ __forceinline__ void load(const u8* w, i64 n_out, i64 row) {
 #pragma unroll
         for (int i = 0; i < N; ++i)
-            if (sub_block(i) < N_SUB) raw[i] = F::load(w, n_out * N_SUB, row * N_SUB + sub_block(i));
+            if (sub_block(i) < N_SUB) raw[i] = F::load(spot(w, n_out, row, i));
     }
 
     __device__ __forceinline__ float add_to(float acc, const Input& h) const {

@@ -1,73 +1,18 @@
 // stream.cuh: rows of weight matrices on their way through shared memory, times one token; the core of the stream_* kernels
-// One block a multiprocessor, each with an equal share of consecutive rows, dealt to its warps one by one. Every warp has
-// a ring of pieces of rows on the way: it asks for the first pieces before the kernel before has ended, so
-// that device memory is busy while the input is waited for, normalised or copied; and it asks for the next piece when
-// it has used one. Nothing but the order of the additions (row_dot.cuh) decides the bits, and that is the same.
+// One block a multiprocessor, each with an equal share of consecutive rows. One warp does nothing but ask for them, some
+// rows at a time, which lie behind each other in memory: it begins before the kernel before has ended, so that device
+// memory is busy while the input is waited for, normalised or copied, and asks for the next rows when those that had
+// their place have been used. The other warps each take a row of what has come. Nothing but the order of the additions
+// (row_dot.cuh) decides the bits, and that is the same.
 #pragma once
 
-constexpr int STREAM_WARPS = 16;
+constexpr int STREAM_WARPS = 16;  // that take rows
 constexpr int STREAM_THREADS = STREAM_WARPS * WARP;
+constexpr int STREAM_BLOCK = STREAM_THREADS + WARP;  // with the warp that asks
 constexpr int STRIP = WARP * SUB_BLOCK;  // weights in a strip: a sub-block a lane
+constexpr int EARLY_N_BYTES = 65536;     // that are asked for before the input
 
-// Copies on their way to a stage in shared memory. On sm_90 and later one lane asks for whole runs (bulk copies) and the
-// stage's barrier tells when all bytes are there. Before that every lane asks for 16 bytes at a time (cp.async), and
-// stages arrive in order. Measured on an H200: with cp.async what the warps load besides queues behind the copies.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
-
-// One lane: the barrier of a stage into which n_matrices parts are copied each time.
-__device__ __forceinline__ void init_barrier(u64* barrier, int n_matrices) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_matrices) : "memory");
-}
-// After init_barrier: let the copy engine see the barriers too.
-__device__ __forceinline__ void publish_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    __syncwarp();
-}
-// One lane: n_bytes of one part are about to be copied.
-__device__ __forceinline__ void expect_bytes(u64* barrier, int n_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(n_bytes)
-                 : "memory");
-}
-// All lanes: copy a run; addresses and n_bytes are multiples of 16.
-__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64* barrier) {
-    if (threadIdx.x % WARP > 0) return;
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(n_bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
-__device__ __forceinline__ void end_step() {}
-// Wait for the copies of the stage's current round; rounds have parities 0, 1, 0, ...
-template <int N_STAGES>
-__device__ __forceinline__ void wait_stage(const u64* barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile(
-            "{.reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
-            : "=r"(done)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory");
-    } while (done == 0);
-}
-#else
-__device__ __forceinline__ void init_barrier(u64*, int) {}
-__device__ __forceinline__ void publish_barriers() {}
-__device__ __forceinline__ void expect_bytes(u64*, int) {}
-__device__ __forceinline__ void copy_run(u8* to, const u8* from, int n_bytes, u64*) {
-    const int lane = threadIdx.x % WARP;
-    for (int at = 16 * lane; at < n_bytes; at += 16 * WARP) {
-        const u32 address = u32(__cvta_generic_to_shared(to + at));
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from + at) : "memory");
-    }
-}
-__device__ __forceinline__ void end_step() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N_STAGES>
-__device__ __forceinline__ void wait_stage(const u64*, u32) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N_STAGES - 1) : "memory");
-    __syncwarp();
-}
-#endif
+__device__ __forceinline__ bool is_asking_warp() { return threadIdx.x >= STREAM_THREADS; }
 
 // Ask for a run of bytes to be brought to L2, one warp together; the addresses are rounded to lines.
 __device__ __forceinline__ void prefetch_run(const u8* from, int n_bytes) {
@@ -93,27 +38,10 @@ struct Share {
         };
         return {begin(blockIdx.x), begin(blockIdx.x + 1)};
     }
-    // How many of them fall to warp `warp` of n_warps.
-    __device__ __forceinline__ int n_of_warp(int warp, int n_warps) const {
-        const int behind = end - begin - warp;
-        return behind > 0 ? (behind + n_warps - 1) / n_warps : 0;
-    }
-};
 
-// A number known at compile time, for calls that must be unrolled.
-template <int V>
-struct Int {
-    static constexpr int value = V;
+    // Steps of n_of_step rows.
+    __device__ __forceinline__ int n_steps(int n_of_step) const { return (end - begin + n_of_step - 1) / n_of_step; }
 };
-
-// body(Int<0>), ..., body(Int<N - 1>)
-template <int N, int FIRST = 0, class Body>
-__device__ __forceinline__ void unrolled(Body body) {
-    if constexpr (FIRST < N) {
-        body(Int<FIRST>{});
-        unrolled<N, FIRST + 1>(body);
-    }
-}
 
 // A group of 32 activations, its scale and its sum.
 struct GroupActivations {
@@ -121,99 +49,24 @@ struct GroupActivations {
     float2 scale;
 };
 
-// Pieces of a row, N_STRIPS strips each (the last may have fewer), laid out in shared memory as matrices of their own.
-// Copies begin and end at multiples of 16 bytes. Only the last plane of a format may have 8 bytes a strip: its part of a
-// piece then begins 8 bytes late where the number of strips before it is odd, and there is room for that.
-template <class F, int N_IN, int N_STRIPS>
-struct Pieces {
-    static constexpr int OF_ROW = N_IN / STRIP, N = (OF_ROW + N_STRIPS - 1) / N_STRIPS;
-    static constexpr int N_SUB = N_STRIPS * WARP, N_BYTES = (N_SUB / F::SUBS * F::BLOCK_N_BYTES + 15) / 16 * 16 + 16;
-    static constexpr bool HAS_TAIL = F::strip_n_bytes(F::N_PLANES - 1) % 16 == 8;
+// A thread's part of a quantised token on its way to shared memory.
+template <int N_IN>
+struct LoadedInput {
+    static constexpr int N_QUARTERS = (N_IN / 16 + STREAM_THREADS - 1) / STREAM_THREADS;
+    static constexpr int N_SCALES = (N_IN / SUB_BLOCK + STREAM_THREADS - 1) / STREAM_THREADS;
+    int4 q[N_QUARTERS];
+    GroupScale scales[N_SCALES];
 
-    __device__ __forceinline__ static constexpr int n_strips(int piece) {
-        return OF_ROW - piece * N_STRIPS < N_STRIPS ? OF_ROW - piece * N_STRIPS : N_STRIPS;
-    }
-
-    __device__ __forceinline__ static int tail(int piece, i64 row) {
-        return HAS_TAIL ? 8 * (int(row * OF_ROW + piece * N_STRIPS) & 1) : 0;
-    }
-
-    // Bytes to copy of one plane of a piece, the last plane's beginning `tail` bytes late.
-    __device__ __forceinline__ static int run_n_bytes(int piece, int plane, int tail) {
-        const int n_bytes = n_strips(piece) * F::strip_n_bytes(plane);
-        return plane == F::N_PLANES - 1 ? (tail + n_bytes + 15) / 16 * 16 : n_bytes;
-    }
-
-    // Ask for piece P of a row.
-    template <int P>
-    __device__ __forceinline__ static void ask(u8* to, const u8* w, i64 n_out, i64 row, u64* barrier) {
-        const int late = tail(P, row);
-        int n_bytes = 0;
+    __device__ __forceinline__ void load(const i8* from_q, const GroupScale* from_scales) {
 #pragma unroll
-        for (int plane = 0; plane < F::N_PLANES; plane++) n_bytes += run_n_bytes(P, plane, late);
-        if (threadIdx.x % WARP == 0) expect_bytes(barrier, n_bytes);
+        for (int j = 0; j < N_QUARTERS; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / 16) q[j] = reinterpret_cast<const int4*>(from_q)[i];
+        }
 #pragma unroll
-        for (int plane = 0; plane < F::N_PLANES; plane++) {
-            const int strip_n_bytes = F::strip_n_bytes(plane);
-            const u8* from = w + (row * OF_ROW + P * N_STRIPS) * strip_n_bytes;
-            copy_run(to, plane == F::N_PLANES - 1 ? from - late : from, run_n_bytes(P, plane, late), barrier);
-            to += N_STRIPS * strip_n_bytes;
-            w += n_out * (OF_ROW * strip_n_bytes);
-        }
-    }
-
-    // The term of the lane's sub-block in strip i of a piece; s is its number in the row.
-    __device__ __forceinline__ static float term(const u8* piece, int i, int s, const GroupActivations& a, int tail,
-                                                 const u32* grid) {
-        const auto raw = F::template load<InShared>(piece, N_SUB, i * WARP + int(threadIdx.x % WARP), tail);
-        return term_of<F>(raw, s, Group(a.low, a.high), a.scale.x, a.scale.y, grid);
-    }
-};
-
-// What one warp streams: n_rows rows of N_PIECES pieces, N_STAGES pieces on the way at a time. A stage ends in its barrier.
-template <int N_PIECES, int N_STAGES, int PIECE_N_BYTES, int N_MATRICES>
-struct Ring {
-    static constexpr int STAGE_N_BYTES = PIECE_N_BYTES + 16, N_BYTES = N_STAGES * STAGE_N_BYTES;
-    u8* stages;
-    int n_rows;
-
-    __device__ __forceinline__ static u64* barrier_of(u8* stage) {
-        return reinterpret_cast<u64*>(stage + PIECE_N_BYTES);
-    }
-
-    // ask(Int<piece>, row, stage, barrier) issues the copies of one piece; row counts the warp's rows.
-    template <class Ask>
-    __device__ __forceinline__ void fill(Ask ask) const {
-        if (threadIdx.x % WARP == 0) {
-            for (int i = 0; i < N_STAGES; i++) init_barrier(barrier_of(stages + i * STAGE_N_BYTES), N_MATRICES);
-        }
-        publish_barriers();
-        unrolled<N_STAGES>([&](auto step) {
-            constexpr int ROW = step.value / N_PIECES, PIECE = step.value % N_PIECES;
-            u8* stage = stages + step.value * STAGE_N_BYTES;
-            if (ROW < n_rows) ask(Int<PIECE>{}, ROW, stage, barrier_of(stage));
-            end_step();
-        });
-    }
-
-    // use(Int<piece>, row, stage) is called for each piece in order, when it is there.
-    template <class Ask, class Use>
-    __device__ __forceinline__ void drain(Ask ask, Use use) const {
-        u8* stage = stages;
-        u32 parity = 0;
-        for (int row = 0; row < n_rows; row++) {
-            unrolled<N_PIECES>([&](auto piece) {
-                constexpr int ROWS_AHEAD = (piece.value + N_STAGES) / N_PIECES;
-                constexpr int ASKED = (piece.value + N_STAGES) % N_PIECES;
-                wait_stage<N_STAGES>(barrier_of(stage), parity);
-                use(piece, row, stage);
-                __syncwarp();
-                if (row + ROWS_AHEAD < n_rows) ask(Int<ASKED>{}, row + ROWS_AHEAD, stage, barrier_of(stage));
-                end_step();
-                const bool wraps = stage == stages + (N_STAGES - 1) * STAGE_N_BYTES;
-                stage = wraps ? stages : stage + STAGE_N_BYTES;
-                parity ^= u32(wraps);
-            });
+        for (int j = 0; j < N_SCALES; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / SUB_BLOCK) scales[j] = from_scales[i];
         }
     }
 };
@@ -230,14 +83,18 @@ struct __align__(16) SharedInput {
         scales[s] = make_float2(scale.d, float(scale.total));
     }
 
-    // Copy a quantised token; the block's threads must meet before it is read.
-    __device__ __forceinline__ void copy(const i8* q, const GroupScale* from) {
+    // Copy a quantised token, loaded before; the block's threads must meet before it is read.
+    __device__ __forceinline__ void put(const LoadedInput<N_IN>& from) {
 #pragma unroll
-        for (int i = threadIdx.x; i < N_IN / 16; i += STREAM_THREADS) {
-            (i % 2 == 0 ? low : high)[i / 2] = reinterpret_cast<const int4*>(q)[i];
+        for (int j = 0; j < from.N_QUARTERS; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / 16) (i % 2 == 0 ? low : high)[i / 2] = from.q[j];
         }
 #pragma unroll
-        for (int i = threadIdx.x; i < N_IN / SUB_BLOCK; i += STREAM_THREADS) put_scale(i, from[i]);
+        for (int j = 0; j < from.N_SCALES; j++) {
+            const int i = threadIdx.x + j * STREAM_THREADS;
+            if (i < N_IN / SUB_BLOCK) put_scale(i, from.scales[j]);
+        }
     }
 
     // Quantise a normalised row from the registers of its lanes, and keep it as f32 in `x` where that is given; the
@@ -255,6 +112,130 @@ struct __align__(16) SharedInput {
     }
 };
 
+// Rows of a matrix as a stage holds them: the strips of up to N rows, then their part of the tail. Copies begin and end
+// at multiples of 16 bytes: where the number of strips before is odd, a part of the tail, 8 bytes a strip, begins 8 bytes
+// late, and there is room for that.
+template <class F, int N_IN, int N>
+struct StagedRows {
+    static constexpr int OF_ROW = N_IN / STRIP;
+    static constexpr bool HAS_TAIL = F::TAIL_N_BYTES > 0;
+    static constexpr int ROW_N_BYTES = OF_ROW * F::STRIP_N_BYTES, TAIL_OF_ROW_N_BYTES = OF_ROW * F::TAIL_N_BYTES;
+    static constexpr int TAIL_AT = N * ROW_N_BYTES;
+    static constexpr int N_BYTES = TAIL_AT + (HAS_TAIL ? (N * TAIL_OF_ROW_N_BYTES + 15) / 16 * 16 + 16 : 0);
+    static_assert(F::STRIP_N_BYTES % 16 == 0 && F::TAIL_N_BYTES % 8 == 0);
+
+    // How many bytes late the tail begins that rows from `row` on have.
+    __device__ __forceinline__ static int late(i64 row) { return HAS_TAIL ? 8 * (int(row * OF_ROW) & 1) : 0; }
+
+    __device__ __forceinline__ static int tail_n_bytes(i64 row, int n_rows) {
+        return HAS_TAIL ? (late(row) + n_rows * TAIL_OF_ROW_N_BYTES + 15) / 16 * 16 : 0;
+    }
+
+    // Bytes that copy() copies.
+    __device__ __forceinline__ static int copied_n_bytes(i64 row, int n_rows) {
+        return n_rows * ROW_N_BYTES + tail_n_bytes(row, n_rows);
+    }
+
+    // Ask for n_rows rows from `row` on.
+    __device__ __forceinline__ static void copy(u8* to, const u8* w, i64 n_out, i64 row, int n_rows, u64* barrier) {
+        copy_run(to, w + row * ROW_N_BYTES, n_rows * ROW_N_BYTES, barrier);
+        if constexpr (HAS_TAIL) {
+            const u8* tail = w + n_out * ROW_N_BYTES + row * TAIL_OF_ROW_N_BYTES;
+            copy_run(to + TAIL_AT, tail - late(row), tail_n_bytes(row, n_rows), barrier);
+        }
+    }
+
+    // The lane's term of strip `strip` of row i of a stage whose rows begin with `first`.
+    __device__ __forceinline__ static float term(const u8* stage, i64 first, int i, int strip,
+                                                 const SharedInput<N_IN>* h, const u32* grid) {
+        const int lane = threadIdx.x % WARP, s = strip * WARP + lane;
+        const u8* tail = stage + TAIL_AT + late(first) + i * TAIL_OF_ROW_N_BYTES + strip * F::TAIL_N_BYTES;
+        const Spot<const u8> spot{stage + i * ROW_N_BYTES + strip * F::STRIP_N_BYTES, tail, lane, STRIP_SUBS};
+        const auto raw = F::template load<InShared>(spot);
+        const GroupActivations a = h->group(s);
+        return term_of<F>(raw, s, Group(a.low, a.high), a.scale.x, a.scale.y, grid);
+    }
+
+    // The lane's sum over row i of a stage.
+    __device__ __forceinline__ static float sum(const u8* stage, i64 first, int i, const SharedInput<N_IN>* h,
+                                                const u32* grid) {
+        float acc = 0.0f;
+#pragma unroll
+        for (int strip = 0; strip < OF_ROW; strip++) acc = add(acc, term(stage, first, i, strip, h, grid));
+        return acc;
+    }
+};
+
+// What a block streams, in steps of up to N_OF_STAGE rows, N_STAGES steps on the way. Group g of N_OF_STAGE warps takes
+// the steps g, g + N_GROUPS, ..., a row a warp. It thus sees every round of its stages, which it must: a barrier only
+// tells whether a round is odd.
+template <int N_STAGES, int N_OF_STAGE, int N_GROUPS, int STAGE_N_BYTES>
+struct Ring {
+    static constexpr int N_BYTES = N_STAGES * (STAGE_N_BYTES + 16);
+    static constexpr int N_FIT = EARLY_N_BYTES / STAGE_N_BYTES;
+    static constexpr int N_EARLY = N_FIT < 1 ? 1 : N_FIT < N_STAGES ? N_FIT : N_STAGES;
+    static_assert(N_STAGES % N_GROUPS == 0 && N_OF_STAGE * N_GROUPS <= STREAM_WARPS && STAGE_N_BYTES % 16 == 0);
+    u8* stages;
+    int n_steps;
+
+    __device__ __forceinline__ u8* stage(int step) const { return stages + step % N_STAGES * STAGE_N_BYTES; }
+    // Rounds of `there` end when a stage has come, those of `used` when it has been used.
+    __device__ __forceinline__ u64* there(int step) const {
+        return reinterpret_cast<u64*>(stages + N_STAGES * STAGE_N_BYTES) + step % N_STAGES * 2;
+    }
+    __device__ __forceinline__ u64* used(int step) const { return there(step) + 1; }
+    __device__ __forceinline__ static u32 parity(int step) { return step / N_STAGES & 1; }
+
+    // The asking warp: ask(step, stage, barrier) issues the copies of a step. First for a few steps, since what the other
+    // warps load themselves would wait behind the copies.
+    template <class Ask>
+    __device__ __forceinline__ void begin(Ask ask) const {
+        if (threadIdx.x % WARP == 0) {
+            for (int i = 0; i < N_STAGES; i++) {
+                init_barrier(there(i), HAS_BULK_COPIES ? 1 : WARP);
+                init_barrier(used(i), N_OF_STAGE);
+            }
+        }
+        publish_barriers();
+        ask_for(0, N_EARLY, ask);
+    }
+    // Then for as many as there is room for.
+    template <class Ask>
+    __device__ __forceinline__ void fill_up(Ask ask) const {
+        ask_for(N_EARLY, N_STAGES, ask);
+    }
+    // Then for the others, whenever one has been used.
+    template <class Ask>
+    __device__ __forceinline__ void keep_up(Ask ask) const {
+        ask_for(N_STAGES, n_steps, ask);
+    }
+
+    // The other warps: use(step, row of the stage, stage) for each row of this one, in order, when it is there.
+    template <class Use>
+    __device__ __forceinline__ void drain(Use use) const {
+        const int warp = threadIdx.x / WARP;
+        if (warp >= N_OF_STAGE * N_GROUPS) return;
+#pragma unroll 1
+        for (int step = warp / N_OF_STAGE; step < n_steps; step += N_GROUPS) {
+            wait_for(there(step), parity(step));
+            use(step, warp % N_OF_STAGE, stage(step));
+            __syncwarp();
+            if (threadIdx.x % WARP == 0) arrive(used(step));
+        }
+    }
+
+private:
+    template <class Ask>
+    __device__ __forceinline__ void ask_for(int first, int end, Ask ask) const {
+#pragma unroll 1
+        for (int step = first; step < min(end, n_steps); step++) {
+            if (step >= N_STAGES) wait_for(used(step), parity(step) ^ 1);
+            ask(step, stage(step), there(step));
+            end_copies(there(step));
+        }
+    }
+};
+
 // The token that a kernel normalises itself.
 struct NormInput {
     const float* x;
@@ -262,16 +243,18 @@ struct NormInput {
     float eps;
 };
 
-// Wait for the kernel before, normalise the token and quantise it to shared memory; fill: what may start before.
-template <int N_IN, class Fill>
-__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Fill fill) {
+// Normalise the token and quantise it to shared memory; wait() returns when the token is there, go_on() is called when
+// it has been asked for.
+template <int N_IN, class Wait, class GoOn>
+__device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Wait wait,
+                                            GoOn go_on) {
     static_assert(N_IN % (4 * LANES_EMBD) == 0);
     const bool is_lane = threadIdx.x < LANES_EMBD;
     NormRow<N_IN> row;
     if (is_lane) row.load_weight(from.weight);
-    fill();
-    dependency_wait();
+    wait();
     if (is_lane) row.load(from.x);
+    go_on();
     const float scale = row.scale(from.eps);
     if (is_lane) to->quantize(row, scale, x);
     __syncthreads();
@@ -280,6 +263,7 @@ __device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, con
 // The IQ3_S table in shared memory, behind everything else a block has there.
 __device__ __forceinline__ const u32* copy_grid(u8* to) {
     u32* grid = reinterpret_cast<u32*>(to);
+    if (is_asking_warp()) return grid;
     for (int i = threadIdx.x; i < IQ3S_GRID_SIZE; i += STREAM_THREADS) grid[i] = iq3s_grid[i];
     return grid;
 }

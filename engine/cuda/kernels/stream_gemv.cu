@@ -1,44 +1,42 @@
 // stream_gemv: y[r] = residual[r] + W[r] . h for one token, h quantised
-// W (n_out, N_IN) in planes of format F, N_IN a multiple of 1024; q (N_IN) i8 with scales (N_IN / 32);
+// W (n_out, N_IN) in strips of format F, N_IN a multiple of 1024; q (N_IN) i8 with scales (N_IN / 32);
 // residual, y (n_out) f32, which may be the same
 // bytes    the matrix once, 1.25 * N_IN per block
-// launch   grid (blocks, at best one a multiprocessor), block (512), dynamic shared memory: streams.py counts it
+// launch   grid (blocks, at best one a multiprocessor), block (544), dynamic shared memory: streams.py counts it
 // numerics row_dot.cuh
-template <class F, int N_IN, int N_STRIPS, int N_STAGES>
-__global__ void __launch_bounds__(STREAM_THREADS, 1)
+
+template <class F, int N_IN, int N_OF_STAGE, int N_GROUPS, int N_STAGES>
+__global__ void __launch_bounds__(STREAM_BLOCK, 1)
     stream_gemv(const u8* w, int n_out, const i8* q, const GroupScale* scales, const float* residual, float* y) {
-    using P = Pieces<F, N_IN, N_STRIPS>;
-    using R = Ring<P::N, N_STAGES, P::N_BYTES, 1>;
+    using Rows = StagedRows<F, N_IN, N_OF_STAGE>;
+    using R = Ring<N_STAGES, N_OF_STAGE, N_GROUPS, Rows::N_BYTES>;
     extern __shared__ __align__(16) u8 shared[];
-    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + STREAM_WARPS * R::N_BYTES);
+    auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + R::N_BYTES);
     const u32* grid = nullptr;
     if constexpr (is_iq3s<F>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Share share = Share::of_block(n_out, 0);
-    const auto ask = [&](auto piece, int i, u8* stage, u64* barrier) {
-        constexpr int PIECE = decltype(piece)::value;
-        P::template ask<PIECE>(stage, w, n_out, share.begin + warp + i * STREAM_WARPS, barrier);
+    const auto ask = [&](int step, u8* stage, u64* barrier) {
+        const int first = share.begin + step * N_OF_STAGE, n_rows = min(N_OF_STAGE, share.end - first);
+        if (threadIdx.x % WARP == 0) expect_bytes(barrier, Rows::copied_n_bytes(first, n_rows));
+        Rows::copy(stage, w, n_out, first, n_rows, barrier);
     };
-    const R ring{shared + warp * R::N_BYTES, share.n_of_warp(warp, STREAM_WARPS)};
-    ring.fill(ask);
+    const R ring{shared, share.n_steps(N_OF_STAGE)};
+    if (is_asking_warp()) ring.begin(ask);
     dependency_wait();
-    input->copy(q, scales);
+    LoadedInput<N_IN> loaded;
+    if (!is_asking_warp()) loaded.load(q, scales);
+    if (is_asking_warp())
+        ring.fill_up(ask);
+    else
+        input->put(loaded);
     __syncthreads();
     release_dependents();
-    float acc = 0.0f, before = 0.0f;
-    ring.drain(ask, [&](auto piece, int i, const u8* stage) {
-        constexpr int PIECE = decltype(piece)::value;
-        const int row = share.begin + warp + i * STREAM_WARPS, tail = P::tail(PIECE, row);
-        if (PIECE == 0) before = residual[row];
-#pragma unroll
-        for (int j = 0; j < P::n_strips(PIECE); j++) {
-            const int s = (PIECE * N_STRIPS + j) * WARP + lane;
-            acc = add(acc, P::term(stage, j, s, input->group(s), tail, grid));
-        }
-        if constexpr (PIECE == P::N - 1) {
-            const float sum = tree(acc);
-            acc = 0.0f;
-            if (lane == 0) y[row] = add(before, sum);
-        }
+    if (is_asking_warp()) return ring.keep_up(ask);
+    ring.drain([&](int step, int i, const u8* stage) {
+        const int first = share.begin + step * N_OF_STAGE, row = first + i;
+        if (row >= share.end) return;
+        const float before = residual[row];
+        const float sum = tree(Rows::sum(stage, first, i, input, grid));
+        if (threadIdx.x % WARP == 0) y[row] = add(before, sum);
     });
 }

@@ -5,7 +5,8 @@
 template <int HEAD_DIM, int N_WARPS>
 struct ValueTile {
     static constexpr int PIECES_A_ROW = HEAD_DIM / 8;  // of 16 bytes
-    static constexpr int N = KV_SPLIT * PIECES_A_ROW / (N_WARPS * WARP);  // pieces of a thread
+    static constexpr int N_PIECES = KV_SPLIT * PIECES_A_ROW;
+    static constexpr int N = (N_PIECES + N_WARPS * WARP - 1) / (N_WARPS * WARP);  // pieces of a thread
     uint4 piece[N];
 
     __device__ __forceinline__ void load(const u16* rows, i64 stride, int n_seen) {
@@ -19,6 +20,9 @@ struct ValueTile {
 
     __device__ __forceinline__ void store(u16* tile) const {
 #pragma unroll
-        for (int i = 0; i < N; i++) reinterpret_cast<uint4*>(tile)[threadIdx.x + i * N_WARPS * WARP] = piece[i];
+        for (int i = 0; i < N; i++) {
+            const int at = threadIdx.x + i * N_WARPS * WARP;
+            if (at < N_PIECES) reinterpret_cast<uint4*>(tile)[at] = piece[i];
+        }
     }
 };

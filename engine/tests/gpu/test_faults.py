@@ -130,9 +130,9 @@ def damaged_scale(engine: Engine, name: str, field: str, value: float) -> Abstra
     matrix, form = weight(engine, name), quants.QUANT_FORMATS[engine.model.tensor(name).type]
     raw = engine.model.raw(name).copy()
     raw.reshape(raw.shape[0], -1, form.block.itemsize).view(form.block)[2, -1][field] = value
-    planes, n_sub = cupy.zeros(raw.size, np.uint8), raw.shape[0] * matrix.n_in // 32
-    gemv.repack(ops.kernels, matrix.type_name, cupy.asarray(raw.reshape(-1)), planes, n_sub, 0, n_sub)
-    return replaced(matrix.data, cupy.asnumpy(planes))
+    strips, n_sub = cupy.zeros(raw.size, np.uint8), raw.shape[0] * matrix.n_in // 32
+    gemv.repack(ops.kernels, matrix.type_name, cupy.asarray(raw.reshape(-1)), strips, n_sub, 0, n_sub)
+    return replaced(matrix.data, cupy.asnumpy(strips))
 
 
 def damaged_element(array: Any, at: tuple[int, ...] | int, value: float) -> AbstractContextManager[None]:

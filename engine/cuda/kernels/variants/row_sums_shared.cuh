@@ -15,7 +15,7 @@ __device__ __forceinline__ float sum_together(const u8* w, i64 n_out, i64 row, c
     __syncthreads();  // the terms of a matrix before have been added up
     for (int i = threadIdx.x; i < ROWS_TOGETHER * N_SUB; i += ROWS_TOGETHER * WARP) {
         const int s = i % N_SUB;
-        terms[i / N_SUB][s] = sub_block_term<F>(F::load(w, n_out * N_SUB, first * N_SUB + i), s, h);
+        terms[i / N_SUB][s] = sub_block_term<F>(F::load(spot_of<F>(w, n_out * N_SUB, first * N_SUB + i)), s, h);
     }
     __syncthreads();
     float acc = 0.0f;
