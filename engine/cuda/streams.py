@@ -54,7 +54,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel takes its rows: rows in a stage, groups of warps, stages on the way; and the shared memory it takes."""
+    """How a kernel takes rows: rows in a stage, groups of warps, stages on the way; and its shared memory."""
 
     n_of_stage: int
     n_groups: int

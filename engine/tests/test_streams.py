@@ -6,8 +6,8 @@ import pytest
 
 from engine import quants
 from engine.cuda.streams import (
-    IN_FLIGHT_N_BYTES,
     RESERVED_N_BYTES,
+    STEP_N_BYTES,
     STREAM_WARPS,
     Target,
     gate_up_shape,
@@ -51,34 +51,36 @@ def test_only_whole_strips_of_quantised_weights_are_streamed() -> None:
 @pytest.mark.parametrize("target", [H200, CARD, Target.of("sm_80", 108)])
 @pytest.mark.parametrize("n_in", [1024, 5120, 6144, 17408])
 @pytest.mark.parametrize("type_name", quants.QUANT_FORMATS)
-def test_every_shape_fits_and_keeps_two_pieces_on_the_way(type_name: str, n_in: int, target: Target) -> None:
+def test_every_shape_fits_and_every_group_has_stages_of_its_own(type_name: str, n_in: int, target: Target) -> None:
     cut = gemv_shape(type_name, n_in, target)
     late_tail = 16 if type_name in ("Q6_K", "IQ3_S") else 0
-    stage = STREAM_WARPS * (16 + late_tail + -(-cut.n_strips * strip_n_bytes(type_name) // 16) * 16)
+    stage = 16 + late_tail + -(-cut.n_of_stage * n_in // 1024 * strip_n_bytes(type_name) // 16) * 16
     activations = n_in * 5 // 4 + (2048 if type_name == "IQ3_S" else 0)
     assert cut.n_stages >= 2
+    assert cut.n_stages % cut.n_groups == 0
+    assert cut.n_of_stage * cut.n_groups <= STREAM_WARPS
     assert cut.shared_n_bytes == cut.n_stages * stage + activations
     assert cut.shared_n_bytes <= target.shared_n_bytes - RESERVED_N_BYTES
 
 
-def test_whole_rows_where_the_device_has_room() -> None:
-    assert (gemv_shape("Q4_K", 5120, H200).n_strips, gemv_shape("Q4_K", 6144, H200).n_strips) == (6, 6)
-    assert gemv_shape("Q6_K", 17408, CARD).n_strips == 1
-    assert gate_up_shape("Q4_K", "Q4_K", 5120, H200).n_stages == 2
+def test_all_warps_have_rows_where_the_device_has_room() -> None:
+    assert gemv_shape("Q4_K", 6144, H200).template_arguments == "4, 4, 16"
+    assert gemv_shape("Q4_K", 17408, H200).template_arguments == "2, 8, 8"
+    assert gate_up_shape("Q4_K", "Q4_K", 5120, H200).template_arguments == "4, 4, 8"
+    assert gemv_shape("Q6_K", 17408, CARD).template_arguments == "1, 5, 5"
 
 
-def test_pieces_are_cut_until_enough_is_on_the_way() -> None:
-    cut = gate_up_shape("Q5_K", "Q6_K", 5120, H200)
-    strip = STREAM_WARPS * (704 + 840)
-    n_pieces = -(-5 // cut.n_strips)
-    assert (cut.n_stages - 1) * 5 / n_pieces * strip >= IN_FLIGHT_N_BYTES
+def test_stages_are_long_enough_to_be_asked_for_one_by_one() -> None:
+    cut = project_shape(["Q4_K", "Q4_K", "F32", "F32"], 5120, H200)
+    assert (cut.n_of_stage, cut.n_groups) == (5, 3)
+    assert cut.n_of_stage * 5 * 576 >= STEP_N_BYTES
 
 
 def test_a_float_matrix_takes_a_warp_and_its_own_activations() -> None:
     plain, beside = project_shape(["Q4_K", "Q4_K"], 5120, H200), project_shape(["Q4_K", "F32"], 5120, H200)
-    assert beside.shared_n_bytes > 4 * 5120
-    assert (beside.shared_n_bytes - 4 * 5120 - 6400) % (STREAM_WARPS - 1) == 0
-    assert (plain.shared_n_bytes - 6400) % STREAM_WARPS == 0
+    assert plain.n_of_stage * plain.n_groups == STREAM_WARPS
+    assert beside.n_of_stage * beside.n_groups == STREAM_WARPS - 1
+    assert beside.shared_n_bytes == 12 * (5 * 5 * 576 + 16) + 4 * 5120 + 6400
 
 
 def test_the_expression_names_absent_places() -> None:
