@@ -109,8 +109,9 @@ def test_verify_ends_with_1_for_a_changed_digit(tmp_path: Path, monkeypatch: pyt
     for name in ("results/facts", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
+    n_rows = len(list((tmp_path / "results" / "facts").glob("*.json")))
     right = CliRunner().invoke(cli.app, ["verify"])
-    assert (right.exit_code, right.output.splitlines()[-1]) == (0, "6 rows verified, 0 findings")
+    assert (right.exit_code, right.output.splitlines()[-1]) == (0, f"{n_rows} rows verified, 0 findings")
     page = tmp_path / PAGE
     page.write_text(page.read_text().replace("5.45 to 5.49 ms", "5.35 to 5.49 ms"))
     wrong = CliRunner().invoke(cli.app, ["verify"])
