@@ -115,5 +115,5 @@ def test_verify_ends_with_1_for_a_changed_digit(tmp_path: Path, monkeypatch: pyt
     page = tmp_path / PAGE
     page.write_text(page.read_text().replace("5.45 to 5.49 ms", "5.35 to 5.49 ms"))
     wrong = CliRunner().invoke(cli.app, ["verify"])
-    says = f"FAIL: {PAGE}: 5.35 is not in 2026-11-30-h200-streams.json\n6 rows verified, 1 findings\n"
+    says = f"FAIL: {PAGE}: 5.35 is not in 2026-11-30-h200-streams.json\n{n_rows} rows verified, 1 findings\n"
     assert (wrong.exit_code, wrong.output) == (1, says)
