@@ -31,7 +31,7 @@ WHOLE = {"run": 0, "bench": 2}
 N_RECORDS = {"run": 2, "bench": 1}
 _MARK = "HYBRID_KILL_TEST"
 _GRACE_S = 20.0
-_BEFORE_OURS = "Fatal Python error: init_import_site"
+_BEFORE_OURS = ("Fatal Python error: init_import_site", "Could not import runpy module")
 """What the interpreter says of Ctrl-C while it starts, before any line of the suite runs; its exit code is 1."""
 
 
