@@ -214,7 +214,7 @@ def missing_list(results: Results) -> str:
     """Return what the suite asks and no published record answers, as a list."""
     lines = [*_missing_rows(results, all_scenarios())]
     if not any(record.backend == "cuda" for record in results.ops):
-        lines.append("bandwidth by op against the ceiling: there is no op benchmark of the CUDA backend")
+        lines.append("bandwidth by op against the ceiling: of the CUDA backend no record is published")
     return "\n".join(f"- {NONE.capitalize()}: {line}." for line in lines) or "Nothing."
 
 
