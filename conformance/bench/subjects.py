@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import psutil
 
@@ -87,14 +87,7 @@ class EngineSubject:
     deadline_s: float
     slowed_by: float = 0.0
     role: Literal["engine"] = "engine"
-    metrics: tuple[Metric, ...] = (
-        "decode",
-        "prefill_layer_major",
-        "prefill_token_major",
-        "first_token",
-        "client_first_token",
-        "end_to_end",
-    )
+    metrics: tuple[Metric, ...] = get_args(Metric)
     prefill: tuple[PrefillMode, ...] = ("layer_major", "token_major")
     _process: LiveProcess | None = None
     _said: dict[str, Any] = field(default_factory=dict)

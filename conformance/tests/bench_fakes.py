@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from baselines.errors import ProcessError
 from conformance.bench.bench import Bench, BenchOptions
@@ -17,14 +17,7 @@ from conformance.bench.telemetry import Sample, Sensor
 from conformance.scenario import FinalLogitsHash, ScenarioFile
 from engine.generate import PrefillMode, load_engine, token_ids_le64_sha256
 
-ALL_METRICS: tuple[Metric, ...] = (
-    "decode",
-    "prefill_layer_major",
-    "prefill_token_major",
-    "first_token",
-    "client_first_token",
-    "end_to_end",
-)
+ALL_METRICS: tuple[Metric, ...] = get_args(Metric)
 OPTIONS = BenchOptions(n_repetitions=6, n_decode=2, warm_up_s=0.0)
 SETTINGS = Settings(
     n_ctx=256, n_prompt_passes=1, flash_attn="enabled", type_k="f16", type_v="f16", layers_on_gpu="none", n_threads=2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 from engine.cuda import packs
 from engine.cuda.buffers import MAX_PACK
+from engine.cuda.compile import KERNELS_DIR
 from engine.cuda.streams import Target
 
 H200 = Target.of("sm_90", 132)
@@ -35,6 +37,20 @@ def test_seventy_tokens_are_cut_finer_where_that_saves_a_wave(n_out: int, n_grou
 def test_several_blocks_share_a_multiprocessor(arch: str, n_blocks: int) -> None:
     target = Target.of(arch, n_sm=1)
     assert packs.Limits.of(target).n_resident(target) == n_blocks
+
+
+@pytest.mark.parametrize("number", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
+def test_limits_are_those_that_the_kernels_are_compiled_with(number: int) -> None:
+    text = (KERNELS_DIR / "mma_rows.cuh").read_text()
+    condition = re.search(r"#if defined\(__CUDA_ARCH__\) && \((.*)\)\n", text)
+    assert condition is not None
+    small = {int(n) for n in re.findall(r"__CUDA_ARCH__ == (\d+)", condition[1])}
+    (first_small,) = re.findall(r"__CUDA_ARCH__ >= (\d+)", condition[1])
+    constants = re.findall(r"MAX_TOKEN_TILES = (\d+), N_STAGES = (\d+)", text)
+    of_small, *of_others = [packs.Limits(int(tiles), int(stages)) for tiles, stages in constants]
+    assert len(of_others) == 2
+    expected = [of_small] if 10 * number in small or 10 * number >= int(first_small) else of_others
+    assert {packs.Limits.of(Target.of(f"sm_{number}", 1))} == set(expected)
 
 
 def test_tiles_hold_whole_groups_of_32_for_whole_tiles_of_8_tokens() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from engine import quants
+from engine.cuda.compile import KERNELS_DIR
 from engine.cuda.streams import (
     RESERVED_N_BYTES,
     STEP_N_BYTES,
@@ -36,6 +39,16 @@ def test_shared_memory_is_that_of_the_architecture() -> None:
 )
 def test_bytes_of_a_strip(type_name: str, n_bytes: int) -> None:
     assert strip_n_bytes(type_name) == n_bytes
+
+
+@pytest.mark.parametrize("type_name", quants.QUANT_FORMATS)
+def test_strips_have_a_tail_where_the_kernels_give_them_one(type_name: str) -> None:
+    text = (KERNELS_DIR / "formats.cuh").read_text()
+    sizes = re.search(rf"struct {type_name} {{.*?STRIP_N_BYTES = (\d+), TAIL_N_BYTES = (\d+);", text, re.DOTALL)
+    assert sizes is not None
+    strip, tail = int(sizes[1]), int(sizes[2])
+    assert strip + tail == strip_n_bytes(type_name)
+    assert (strip % 16, tail) in ((0, 0), (0, 8))  # so a tail is where the sum is no multiple of 16
 
 
 def test_only_whole_strips_of_quantised_weights_are_streamed() -> None:
