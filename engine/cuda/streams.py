@@ -29,7 +29,8 @@ STREAM_BLOCK = 32 * (STREAM_WARPS + 1)
 STRIP = 1024
 """Weights in a strip: 32 sub-blocks of 32, one a lane."""
 IQ3S_GRID_N_BYTES = 2048
-RESERVED_N_BYTES = 1024 + 64
+LINE_N_BYTES = 128
+RESERVED_N_BYTES = 1024 + 128
 """Shared memory of a block beside the dynamic part: what the device keeps, and the static part."""
 SHARED_N_BYTES = {80: 164 << 10, 87: 164 << 10, 90: 228 << 10, 100: 228 << 10, 103: 228 << 10, 110: 228 << 10}
 """Shared memory of a multiprocessor by compute capability (CUDA C++ Programming Guide, technical specifications)."""
@@ -120,9 +121,14 @@ def _cut(n_in: int, n_of_stage: int, n_warps: int, copied: Sequence[Sequence[str
 
 
 def _rows_n_bytes(type_name: str, n_in: int, n_rows: int) -> int:
-    """Return the room for rows of a stage: where strips have a tail of 8 bytes, that may begin 8 bytes late."""
-    n_strips, n_bytes = n_rows * n_in // STRIP, strip_n_bytes(type_name)
-    return -(-n_strips * n_bytes // 16) * 16 + (16 if n_bytes % 16 else 0)
+    """Return the room for rows of a stage, wherever in a line of 128 bytes they begin, and for their tail likewise."""
+    n_strips, tail = n_rows * n_in // STRIP, strip_n_bytes(type_name) % 16
+    strips = _whole_lines(n_strips * (strip_n_bytes(type_name) - tail) + LINE_N_BYTES - 16)
+    return strips + (_whole_lines(n_strips * tail + LINE_N_BYTES) if tail else 0)
+
+
+def _whole_lines(n_bytes: int) -> int:
+    return -(-n_bytes // LINE_N_BYTES) * LINE_N_BYTES
 
 
 def strip_n_bytes(type_name: str) -> int:

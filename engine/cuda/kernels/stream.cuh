@@ -112,56 +112,67 @@ struct __align__(16) SharedInput {
     }
 };
 
-// Rows of a matrix as a stage holds them: the strips of up to N rows, then their part of the tail. Copies begin and end
-// at multiples of 16 bytes: where the number of strips before is odd, a part of the tail, 8 bytes a strip, begins 8 bytes
-// late, and there is room for that.
+// A bulk copy is up to a quarter slower where its source and its place in shared memory differ in their position within a
+// line (measured on an H200).
+constexpr int LINE_N_BYTES = 128;
+constexpr int whole_lines(int n_bytes) { return (n_bytes + LINE_N_BYTES - 1) / LINE_N_BYTES * LINE_N_BYTES; }
+__device__ __forceinline__ int within_line(i64 at) { return int(at) & (LINE_N_BYTES - 1); }
+
+// Rows of a matrix as a stage holds them: the strips of up to N rows, then their part of the tail; both as far behind the
+// begin of a line as they are in memory, where the matrix begins with a line. Copies begin and end at multiples of 16
+// bytes, so what lies before and behind a tail of 8 bytes a strip may come with it.
 template <class F, int N_IN, int N>
 struct StagedRows {
     static constexpr int OF_ROW = N_IN / STRIP;
     static constexpr bool HAS_TAIL = F::TAIL_N_BYTES > 0;
     static constexpr int ROW_N_BYTES = OF_ROW * F::STRIP_N_BYTES, TAIL_OF_ROW_N_BYTES = OF_ROW * F::TAIL_N_BYTES;
-    static constexpr int TAIL_AT = N * ROW_N_BYTES;
-    static constexpr int N_BYTES = TAIL_AT + (HAS_TAIL ? (N * TAIL_OF_ROW_N_BYTES + 15) / 16 * 16 + 16 : 0);
+    static constexpr int TAIL_AT = whole_lines(N * ROW_N_BYTES + LINE_N_BYTES - 16);
+    static constexpr int N_BYTES = TAIL_AT + (HAS_TAIL ? whole_lines(N * TAIL_OF_ROW_N_BYTES + LINE_N_BYTES) : 0);
     static_assert(F::STRIP_N_BYTES % 16 == 0 && F::TAIL_N_BYTES % 8 == 0);
 
-    // How many bytes late the tail begins that rows from `row` on have.
-    __device__ __forceinline__ static int late(i64 row) { return HAS_TAIL ? 8 * (int(row * OF_ROW) & 1) : 0; }
+    // Where in a matrix of n_out rows the strips and the tail of row `row` begin.
+    __device__ __forceinline__ static i64 strips_at(i64 row) { return row * ROW_N_BYTES; }
+    __device__ __forceinline__ static i64 tail_at(i64 n_out, i64 row) {
+        return n_out * ROW_N_BYTES + row * TAIL_OF_ROW_N_BYTES;
+    }
 
-    __device__ __forceinline__ static int tail_n_bytes(i64 row, int n_rows) {
-        return HAS_TAIL ? (late(row) + n_rows * TAIL_OF_ROW_N_BYTES + 15) / 16 * 16 : 0;
+    __device__ __forceinline__ static int tail_n_bytes(i64 n_out, i64 row, int n_rows) {
+        return HAS_TAIL ? (int(tail_at(n_out, row) & 15) + n_rows * TAIL_OF_ROW_N_BYTES + 15) / 16 * 16 : 0;
     }
 
     // Bytes that copy() copies.
-    __device__ __forceinline__ static int copied_n_bytes(i64 row, int n_rows) {
-        return n_rows * ROW_N_BYTES + tail_n_bytes(row, n_rows);
+    __device__ __forceinline__ static int copied_n_bytes(i64 n_out, i64 row, int n_rows) {
+        return n_rows * ROW_N_BYTES + tail_n_bytes(n_out, row, n_rows);
     }
 
     // Ask for n_rows rows from `row` on.
     __device__ __forceinline__ static void copy(u8* to, const u8* w, i64 n_out, i64 row, int n_rows, u64* barrier) {
-        copy_run(to, w + row * ROW_N_BYTES, n_rows * ROW_N_BYTES, barrier);
+        const i64 strips = strips_at(row);
+        copy_run(to + within_line(strips), w + strips, n_rows * ROW_N_BYTES, barrier);
         if constexpr (HAS_TAIL) {
-            const u8* tail = w + n_out * ROW_N_BYTES + row * TAIL_OF_ROW_N_BYTES;
-            copy_run(to + TAIL_AT, tail - late(row), tail_n_bytes(row, n_rows), barrier);
+            const i64 tail = tail_at(n_out, row) / 16 * 16;
+            copy_run(to + TAIL_AT + within_line(tail), w + tail, tail_n_bytes(n_out, row, n_rows), barrier);
         }
     }
 
     // The lane's term of strip `strip` of row i of a stage whose rows begin with `first`.
-    __device__ __forceinline__ static float term(const u8* stage, i64 first, int i, int strip,
+    __device__ __forceinline__ static float term(const u8* stage, i64 n_out, i64 first, int i, int strip,
                                                  const SharedInput<N_IN>* h, const u32* grid) {
         const int lane = threadIdx.x % WARP, s = strip * WARP + lane;
-        const u8* tail = stage + TAIL_AT + late(first) + i * TAIL_OF_ROW_N_BYTES + strip * F::TAIL_N_BYTES;
-        const Spot<const u8> spot{stage + i * ROW_N_BYTES + strip * F::STRIP_N_BYTES, tail, lane, STRIP_SUBS};
+        const u8* strips = stage + within_line(strips_at(first)) + i * ROW_N_BYTES;
+        const u8* tail = stage + TAIL_AT + within_line(tail_at(n_out, first)) + i * TAIL_OF_ROW_N_BYTES;
+        const Spot<const u8> spot{strips + strip * F::STRIP_N_BYTES, tail + strip * F::TAIL_N_BYTES, lane, STRIP_SUBS};
         const auto raw = F::template load<InShared>(spot);
         const GroupActivations a = h->group(s);
         return term_of<F>(raw, s, Group(a.low, a.high), a.scale.x, a.scale.y, grid);
     }
 
     // The lane's sum over row i of a stage.
-    __device__ __forceinline__ static float sum(const u8* stage, i64 first, int i, const SharedInput<N_IN>* h,
-                                                const u32* grid) {
+    __device__ __forceinline__ static float sum(const u8* stage, i64 n_out, i64 first, int i,
+                                                const SharedInput<N_IN>* h, const u32* grid) {
         float acc = 0.0f;
 #pragma unroll
-        for (int strip = 0; strip < OF_ROW; strip++) acc = add(acc, term(stage, first, i, strip, h, grid));
+        for (int strip = 0; strip < OF_ROW; strip++) acc = add(acc, term(stage, n_out, first, i, strip, h, grid));
         return acc;
     }
 };
@@ -174,7 +185,7 @@ struct Ring {
     static constexpr int N_BYTES = N_STAGES * (STAGE_N_BYTES + 16);
     static constexpr int N_FIT = EARLY_N_BYTES / STAGE_N_BYTES;
     static constexpr int N_EARLY = N_FIT < 1 ? 1 : N_FIT < N_STAGES ? N_FIT : N_STAGES;
-    static_assert(N_STAGES % N_GROUPS == 0 && N_OF_STAGE * N_GROUPS <= STREAM_WARPS && STAGE_N_BYTES % 16 == 0);
+    static_assert(N_STAGES % N_GROUPS == 0 && N_OF_STAGE * N_GROUPS <= STREAM_WARPS && STAGE_N_BYTES % LINE_N_BYTES == 0);
     u8* stages;
     int n_steps;
 

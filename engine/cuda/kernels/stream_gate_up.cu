@@ -27,12 +27,12 @@ struct RowPair {
 
 // The lane's sums over row i of a stage of both matrices, strip by strip: the activations are read once.
 template <class G, class U, class Input>
-__device__ __forceinline__ RowPair row_pair(const u8* stage, i64 first, int i, const Input* input, const u32* grid) {
+__device__ __forceinline__ RowPair row_pair(const u8* stage, i64 n_out, i64 first, int i, const Input* input, const u32* grid) {
     RowPair sums{0.0f, 0.0f};
 #pragma unroll
     for (int strip = 0; strip < G::OF_ROW; strip++) {
-        sums.g = add(sums.g, G::term(stage, first, i, strip, input, grid));
-        sums.u = add(sums.u, U::term(stage + G::N_BYTES, first, i, strip, input, grid));
+        sums.g = add(sums.g, G::term(stage, n_out, first, i, strip, input, grid));
+        sums.u = add(sums.u, U::term(stage + G::N_BYTES, n_out, first, i, strip, input, grid));
     }
     return sums;
 }
@@ -57,14 +57,14 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     using G = StagedRows<FG, N_IN, N_OF_STAGE>;
     using U = StagedRows<FU, N_IN, N_OF_STAGE>;
     using R = Ring<N_STAGES, N_OF_STAGE, N_GROUPS, G::N_BYTES + U::N_BYTES>;
-    extern __shared__ __align__(16) u8 shared[];
+    extern __shared__ __align__(128) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + R::N_BYTES);
     const u32* grid = nullptr;
     if constexpr (is_iq3s<FG>::value || is_iq3s<FU>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
     const Share share = Share::of_block(n_ff, 0);
     const auto ask = [&](int step, u8* stage, u64* barrier) {
         const int first = share.begin + step * N_OF_STAGE, n_rows = min(N_OF_STAGE, share.end - first);
-        if (threadIdx.x % WARP == 0) expect_bytes(barrier, G::copied_n_bytes(first, n_rows) + U::copied_n_bytes(first, n_rows));
+        if (threadIdx.x % WARP == 0) expect_bytes(barrier, G::copied_n_bytes(n_ff, first, n_rows) + U::copied_n_bytes(n_ff, first, n_rows));
         G::copy(stage, gate, n_ff, first, n_rows, barrier);
         U::copy(stage + G::N_BYTES, up, n_ff, first, n_rows, barrier);
     };
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
         ring.drain([&](int step, int i, const u8* stage) {
             const int first = share.begin + step * N_OF_STAGE, row = first + i;
             if (row >= share.end) return;
-            const RowPair sums = row_pair<G, U>(stage, first, i, input, grid);
+            const RowPair sums = row_pair<G, U>(stage, n_ff, first, i, input, grid);
             const float product = mul(silu(tree(sums.g)), tree(sums.u));
             if (threadIdx.x % WARP > 0) return;
             check_finite(product, op, fault);

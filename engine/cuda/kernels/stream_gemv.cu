@@ -10,14 +10,14 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     stream_gemv(const u8* w, int n_out, const i8* q, const GroupScale* scales, const float* residual, float* y) {
     using Rows = StagedRows<F, N_IN, N_OF_STAGE>;
     using R = Ring<N_STAGES, N_OF_STAGE, N_GROUPS, Rows::N_BYTES>;
-    extern __shared__ __align__(16) u8 shared[];
+    extern __shared__ __align__(128) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + R::N_BYTES);
     const u32* grid = nullptr;
     if constexpr (is_iq3s<F>::value) grid = copy_grid(reinterpret_cast<u8*>(input + 1));
     const Share share = Share::of_block(n_out, 0);
     const auto ask = [&](int step, u8* stage, u64* barrier) {
         const int first = share.begin + step * N_OF_STAGE, n_rows = min(N_OF_STAGE, share.end - first);
-        if (threadIdx.x % WARP == 0) expect_bytes(barrier, Rows::copied_n_bytes(first, n_rows));
+        if (threadIdx.x % WARP == 0) expect_bytes(barrier, Rows::copied_n_bytes(n_out, first, n_rows));
         Rows::copy(stage, w, n_out, first, n_rows, barrier);
     };
     const R ring{shared, share.n_steps(N_OF_STAGE)};
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
         const int first = share.begin + step * N_OF_STAGE, row = first + i;
         if (row >= share.end) return;
         const float before = residual[row];
-        const float sum = tree(Rows::sum(stage, first, i, input, grid));
+        const float sum = tree(Rows::sum(stage, n_out, first, i, input, grid));
         if (threadIdx.x % WARP == 0) y[row] = add(before, sum);
     });
 }

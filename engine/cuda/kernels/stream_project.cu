@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
                                          larger(stage_n_bytes<FC, N_IN, N>(), stage_n_bytes<FD, N_IN, N>()));
     static_assert(N_OF_STAGE * N_GROUPS <= STREAM_WARPS - HAS_FLOAT, "one warp takes the float rows");
     using R = Ring<N_STAGES, N, N_GROUPS, STAGE_N_BYTES>;
-    extern __shared__ __align__(16) u8 shared[];
+    extern __shared__ __align__(128) u8 shared[];
     auto* input = reinterpret_cast<SharedInput<N_IN>*>(shared + R::N_BYTES);
     float* normed = HAS_FLOAT ? reinterpret_cast<float*>(input + 1) : nullptr;
     const u32* grid = nullptr;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
         streamed(step, [&](auto format, const Part& part, int first, int end) {
             using Rows = StagedRows<decltype(format), N_IN, N>;
             const int n_rows = min(N, end - first);
-            if (threadIdx.x % WARP == 0) expect_bytes(barrier, Rows::copied_n_bytes(first, n_rows));
+            if (threadIdx.x % WARP == 0) expect_bytes(barrier, Rows::copied_n_bytes(part.n_out, first, n_rows));
             Rows::copy(stage, part.w, part.n_out, first, n_rows, barrier);
         });
     };
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     ring.drain([&](int step, int i, const u8* stage) {
         streamed(step, [&](auto format, const Part& part, int first, int end) {
             if (first + i >= end) return;
-            const float sum = tree(StagedRows<decltype(format), N_IN, N>::sum(stage, first, i, input, grid));
+            const float sum = tree(StagedRows<decltype(format), N_IN, N>::sum(stage, part.n_out, first, i, input, grid));
             if (lane == 0) part.y[first + i] = sum;
         });
     });
