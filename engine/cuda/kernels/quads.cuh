@@ -93,14 +93,17 @@ __device__ __forceinline__ QuantizedQuad quantized_quad(float4 v) {
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) amax = max_nan(amax, __shfl_xor_sync(0xffffffffu, amax, offset));
     const bool zero = amax < 7.888609052210118e-31f;  // 2^-100
-    const float inverse = zero ? 0.0f : div(127.0f, amax);
+    // All lanes of a group would do the same two divisions: odd ones do the one, even ones the other.
+    const bool is_odd = threadIdx.x % 2 != 0;
+    const float own = div(is_odd ? amax : 127.0f, is_odd ? 127.0f : amax), other = __shfl_xor_sync(0xffffffffu, own, 1);
+    const float inverse = zero ? 0.0f : is_odd ? other : own, step = zero ? 0.0f : is_odd ? own : other;
     const int a = __float2int_rn(mul(v.x, inverse)), b = __float2int_rn(mul(v.y, inverse));
     const int c = __float2int_rn(mul(v.z, inverse)), d = __float2int_rn(mul(v.w, inverse));
     int total = a + b + c + d;
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
     const u32 packed = u32(a & 0xff) | u32(b & 0xff) << 8 | u32(c & 0xff) << 16 | u32(d & 0xff) << 24;
-    return {packed, GroupScale{zero ? 0.0f : div(amax, 127.0f), total}};
+    return {packed, GroupScale{step, total}};
 }
 
 // Quantise a row held as quads; all lanes of the warp take part. `quad` is the quad's index in the row that q and

@@ -97,12 +97,14 @@ struct __align__(16) SharedInput {
         }
     }
 
-    // Quantise a normalised row from the registers of its lanes, and keep it as f32 in `x` where that is given; the
-    // block's threads must meet before it is read.
-    __device__ __forceinline__ void quantize(const NormRow<N_IN>& row, float scale, float* x) {
+    // Quantise N quads of each lane of a normalised row, from quad `first` on, as far as there are so many, and keep them
+    // as f32 in `x` where that is given; the block's threads must meet before it is read.
+    template <int N>
+    __device__ __forceinline__ void quantize(const NormRow<N_IN>& row, int first, float scale, float* x) {
 #pragma unroll
-        for (int i = 0; i < row.N_QUADS; i++) {
-            const int quad = row.quad(i), group = quad / 8, word = quad % 8;
+        for (int i = 0; i < N; i++) {
+            if (first + i >= row.N_QUADS) continue;
+            const int quad = row.quad(first + i), group = quad / 8, word = quad % 8;
             const float4 normed = row.normed(i, scale);
             const QuantizedQuad quantized = quantized_quad(normed);
             reinterpret_cast<u32*>(word < 4 ? low : high)[group * 4 + word % 4] = quantized.q;
@@ -260,14 +262,17 @@ template <int N_IN, class Wait, class GoOn>
 __device__ __forceinline__ void take_normed(SharedInput<N_IN>* to, float* x, const NormInput& from, Wait wait,
                                             GoOn go_on) {
     static_assert(N_IN % (4 * LANES_EMBD) == 0);
-    const bool is_lane = threadIdx.x < LANES_EMBD;
+    // The first 256 threads are the lanes that sum. The second 256 quantise half of the lanes' quads in their place.
+    static_assert(STREAM_THREADS == 2 * LANES_EMBD);
+    constexpr int HALF = (NormRow<N_IN>::N_QUADS + 1) / 2;
+    const int first = threadIdx.x < LANES_EMBD ? 0 : HALF;
     NormRow<N_IN> row;
-    if (is_lane) row.load_weight(from.weight);
+    if (!is_asking_warp()) row.load_weight(from.weight, first, HALF);
     wait();
-    if (is_lane) row.load(from.x);
+    if (!is_asking_warp()) row.load(from.x, first);
     go_on();
     const float scale = row.scale(from.eps);
-    if (is_lane) to->quantize(row, scale, x);
+    if (!is_asking_warp()) to->template quantize<HALF>(row, first, scale, x);
     __syncthreads();
 }
 
