@@ -223,17 +223,19 @@ struct Ring {
         ask_for(N_STAGES, n_steps, ask);
     }
 
-    // The other warps: use(step, row of the stage, stage) for each row of this one, in order, when it is there.
-    template <class Use>
-    __device__ __forceinline__ void drain(Use use) const {
+    // The other warps: finish(step, i, sum(step, i, stage)) for each row i of a stage of this one, in order, when it is
+    // there. The stage is free for the next rows before finish() begins.
+    template <class Sum, class Finish>
+    __device__ __forceinline__ void drain(Sum sum, Finish finish) const {
         const int warp = threadIdx.x / WARP;
         if (warp >= N_OF_STAGE * N_GROUPS) return;
 #pragma unroll 1
         for (int step = warp / N_OF_STAGE; step < n_steps; step += N_GROUPS) {
             wait_for(there(step), parity(step));
-            use(step, warp % N_OF_STAGE, stage(step));
+            const auto sums = sum(step, warp % N_OF_STAGE, stage(step));
             __syncwarp();
             if (threadIdx.x % WARP == 0) arrive(used(step));
+            finish(step, warp % N_OF_STAGE, sums);
         }
     }
 

@@ -81,14 +81,17 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     if (is_asking_warp())
         ring.keep_up(ask);
     else
-        ring.drain([&](int step, int i, const u8* stage) {
-            const int first = share.begin + step * N_OF_STAGE, row = first + i;
-            if (row >= share.end) return;
-            const RowPair sums = row_pair<G, U>(stage, n_ff, first, i, input, grid);
-            const float product = mul(silu(tree(sums.g)), tree(sums.u));
-            if (threadIdx.x % WARP > 0) return;
-            check_finite(product, op, fault);
-            y[row] = product;
-        });
+        ring.drain(
+            [&](int step, int i, const u8* stage) {
+                return row_pair<G, U>(stage, n_ff, share.begin + step * N_OF_STAGE, i, input, grid);
+            },
+            [&](int step, int i, const RowPair& sums) {
+                const int row = share.begin + step * N_OF_STAGE + i;
+                if (row >= share.end) return;
+                const float product = mul(silu(tree(sums.g)), tree(sums.u));
+                if (threadIdx.x % WARP > 0) return;
+                check_finite(product, op, fault);
+                y[row] = product;
+            });
     quantize_groups(share, y, y_q, y_scales, done);
 }

@@ -25,6 +25,11 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     dependency_wait();
     LoadedInput<N_IN> loaded;
     if (!is_asking_warp()) loaded.load(q, scales);
+    // Lane k loads the residual of the warp's k-th row: later it would wait behind the copies.
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const auto row_of = [&](int step, int i) { return share.begin + step * N_OF_STAGE + i; };
+    const int row_of_lane = row_of(warp / N_OF_STAGE + lane * N_GROUPS, warp % N_OF_STAGE);
+    const float residual_of_lane = row_of_lane < share.end ? residual[row_of_lane] : 0.0f;
     if (is_asking_warp())
         ring.fill_up(ask);
     else
@@ -32,11 +37,13 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     __syncthreads();
     release_dependents();
     if (is_asking_warp()) return ring.keep_up(ask);
-    ring.drain([&](int step, int i, const u8* stage) {
-        const int first = share.begin + step * N_OF_STAGE, row = first + i;
-        if (row >= share.end) return;
-        const float before = residual[row];
-        const float sum = tree(Rows::sum(stage, n_out, first, i, input, grid));
-        if (threadIdx.x % WARP == 0) y[row] = add(before, sum);
-    });
+    ring.drain(
+        [&](int step, int i, const u8* stage) { return Rows::sum(stage, n_out, row_of(step, 0), i, input, grid); },
+        [&](int step, int i, float of_lane) {
+            const int row = row_of(step, i), k = step / N_GROUPS;
+            if (row >= share.end) return;
+            const float before = k < WARP ? __shfl_sync(0xffffffffu, residual_of_lane, k) : residual[row];
+            const float sum = tree(of_lane);
+            if (lane == 0) y[row] = add(before, sum);
+        });
 }

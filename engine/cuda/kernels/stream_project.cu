@@ -134,11 +134,18 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
         }
         return;
     }
-    ring.drain([&](int step, int i, const u8* stage) {
-        streamed(step, [&](auto format, const Part& part, int first, int end) {
-            if (first + i >= end) return;
-            const float sum = tree(StagedRows<decltype(format), N_IN, N>::sum(stage, part.n_out, first, i, input, grid));
-            if (lane == 0) part.y[first + i] = sum;
+    ring.drain(
+        [&](int step, int i, const u8* stage) {
+            float of_lane;
+            streamed(step, [&](auto format, const Part& part, int first, int) {
+                of_lane = StagedRows<decltype(format), N_IN, N>::sum(stage, part.n_out, first, i, input, grid);
+            });
+            return of_lane;
+        },
+        [&](int step, int i, float of_lane) {
+            const float sum = tree(of_lane);
+            streamed(step, [&](auto, const Part& part, int first, int end) {
+                if (lane == 0 && first + i < end) part.y[first + i] = sum;
+            });
         });
-    });
 }
