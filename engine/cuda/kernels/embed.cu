@@ -6,14 +6,13 @@
 // numerics scale * q, then minus the minimum: the weights that the formats define (docs/numerics.md)
 // order   the sub-blocks of a block are repacked to a short strip in shared memory; the exact dot with a single 1 is one
 //         of its integers
-// host    each block asks for all that it needs at once, 16 bytes a thread (floats: one a thread): a way over the bus takes
-//         longer than all the rest. What is read around a part of a row lies in the 16-byte words that hold its ends.
 constexpr int EMBED_THREADS = 256, EMBED_SUBS = EMBED_THREADS / SUB_BLOCK;
 
 template <class F>
 constexpr int EMBED_PART_N_BYTES = EMBED_SUBS / F::SUBS * F::BLOCK_N_BYTES;
 
-// Copy n_bytes of host memory to shared memory, to the same place in a 16-byte word; all threads of the block.
+// Copy n_bytes of host memory to shared memory, to the same place in a 16-byte word; all threads of the block. A way over
+// the bus takes longer than all the rest, so everything is asked for at once; the words hold some bytes around, too.
 template <int MOST_N_BYTES>
 __device__ __forceinline__ const u8* fetched(const u8* from, int n_bytes) {
     constexpr int MOST_N_WORDS = (MOST_N_BYTES + 15 + 15) / 16;
