@@ -40,7 +40,7 @@ def draw(profile: Profile, path: Path) -> None:
 
 def bars(profile: Profile) -> dict[str, list[float]]:
     """Return by op what its launches add and what the step lacks without them, us; negative differences count as 0."""
-    found: dict[str, list[float]] = {"copies": [profile.copies_us, 0.0]}
+    found: dict[str, list[float]] = {"empty graph": [profile.empty_us, 0.0]}
     for group in profile.groups:
         added, alone = found.get(group.op, [0.0, 0.0])
         found[group.op] = [added + group.time_us, alone + group.alone_us]

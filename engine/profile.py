@@ -90,13 +90,13 @@ class Samples:
 class Profile:
     """A decode step; all times are medians, in us.
 
-    step_us: the replayed graph, measured apart from the differences; copies_us: the graph with its copies alone;
-    overhead_us: step_us less copies_us and all that the launches add.
+    step_us: the replayed graph, measured apart from the differences; empty_us: a graph without launches;
+    overhead_us: step_us less empty_us and all that the launches add.
     """
 
     setting: Setting
     step_us: float
-    copies_us: float
+    empty_us: float
     overhead_us: float
     nodes: list[NodeTime]
     groups: list[GroupTime]
@@ -254,10 +254,10 @@ def _total_rows(profile: Profile) -> list[tuple[str, str]]:
     alone = sum(group.alone_us for group in profile.groups)
     return [
         ("position, context", f"{profile.setting.position}, {profile.setting.n_ctx}"),
-        ("nodes of the graph", f"{profile.setting.n_nodes}: {len(profile.nodes)} launches and copies"),
+        ("nodes of the graph", f"{profile.setting.n_nodes}, {len(profile.nodes)} of them launches"),
         ("replayed graph", f"{profile.step_us:.1f} us"),
         ("added by the launches", f"{added:.1f} us"),
-        ("copies and the launch of the graph", f"{profile.copies_us:.1f} us"),
+        ("a graph without launches", f"{profile.empty_us:.1f} us"),
         ("launch overhead: graph less both", f"{profile.overhead_us:.1f} us"),
         ("sum of all kernels alone", f"{alone:.1f} us"),
         ("launch overhead and overlap: graph less that", f"{profile.step_us - alone:.1f} us"),

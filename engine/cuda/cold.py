@@ -84,7 +84,7 @@ class ColdBench:
             graph = stream.end_capture()
         graph.upload(stream)
         times_us = self._replay_us(graph, n_repetitions)
-        ops.raise_fault(int(ops.outcome.get(stream=stream)[1]))
+        ops.check_fault()
         return [us / n_launches for us in times_us]
 
     def _replay_us(self, graph: cupy.cuda.Graph, n_repetitions: int) -> list[float]:

@@ -1,7 +1,7 @@
-"""Passes of the model as captured graphs: the host copies rows and positions in, then launches once.
+"""Passes of the model as captured graphs: the host writes rows and positions, then launches once.
 
-All buffers are fixed and token rows and positions come from pinned memory, so a pass of n tokens is the same graph at
-every position and in every sequence; it is captured once and kept by `CudaOps`.
+All buffers are fixed; kernels read token rows and positions in pinned memory and write the outcome there. So a pass of
+n tokens is the same graph at every position and in every sequence; it is captured once and kept by `CudaOps`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import cupy
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cuda.upload import copy_out, pinned
 from engine.decoder import Run
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ class PassGraph:
 
     def __init__(self, ops: CudaOps, run: Run, state: Any, n_tokens: int) -> None:
         self._ops = ops
-        self._outcome = pinned(8).view(np.int32)
         stream = ops.stream
         stream.synchronize()
         stream.begin_capture()
@@ -34,7 +32,6 @@ class PassGraph:
             with ops.kernels.overlapping():
                 self.logits = run([0] * n_tokens)
                 ops.choose(self.logits)
-            copy_out(ops.outcome, self._outcome, self._outcome.nbytes, stream)
         finally:
             self._graph = stream.end_capture()
         state.n_past -= n_tokens  # the captured pass has not run
@@ -52,13 +49,11 @@ class PassGraph:
 
     def finish(self) -> int:
         """Wait for the pass and return the greedy id; NonFiniteError if it left a fault."""
-        self._ops.stream.synchronize()
-        self._ops.raise_fault(int(self._outcome[1]))
-        return int(self._outcome[0])
+        return self._ops.wait_for_choice()
 
     @property
     def n_nodes(self) -> int:
-        """Count the nodes: kernels and copies."""
+        """Count the nodes."""
         from cuda.bindings import runtime
 
         status, _, n_nodes = runtime.cudaGraphGetNodes(self._graph.graph, 0)

@@ -48,7 +48,7 @@ class Kernels:
         """Let each kernel launched inside, after the first, start while the one before it still runs.
 
         That is programmatic dependent launch: the kernels themselves wait (`dependency_wait` in numerics.cuh) before
-        they touch what another kernel writes. The first kernel follows copies, which it must wait for as a whole.
+        they touch what another kernel writes. The first kernel waits for all that came before it.
         Architectures before sm_90 launch as always, and so does everything without `overlaps`.
         """
         self._overlapping, self._is_first = self._can_overlap, True

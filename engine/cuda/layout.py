@@ -78,7 +78,7 @@ def _working(c: ModelConfig, n_ctx: int, n_chunk: int) -> Named:
     # A token's attention is written where its q was, once that has been used.
     yield "q", Buffer("activations", (MAX_PACK, c.n_head, c.head_dim), np.float32, inside="mixed.x")
     yield from _activation("ffn", c.n_ff)
-    yield from _beside_feed_forward(c, n_ctx, n_chunk)
+    yield from _beside_feed_forward(c, n_ctx)
     widest = max(c.n_embd, c.value_dim, c.n_embd_q, c.n_ff)
     yield "tiles", Buffer("quantised", (packs.tiles_n_bytes(MAX_PACK, widest),), np.uint8)
     for name in ("cos", "sin"):
@@ -86,18 +86,16 @@ def _working(c: ModelConfig, n_ctx: int, n_chunk: int) -> Named:
     yield from _control(c, n_ctx, n_chunk)
 
 
-def _beside_feed_forward(c: ModelConfig, n_ctx: int, n_chunk: int) -> Named:
+def _beside_feed_forward(c: ModelConfig, n_ctx: int) -> Named:
     """Yield what is needed only while ffn.x holds nothing, in its memory where there is room for it.
 
-    The splits live from one launch of attention to the next, the logits from the end of a pass to the next one, rows of
-    the embedding table (F32 ones are the longest) at the very beginning of it.
+    The splits live from one launch of attention to the next, the logits from the end of a pass to the next one.
     """
     room_n_bytes = MAX_PACK * c.n_ff * 4
     token_n_words = attention.scratch_n_words(c, n_ctx)
     n_tokens = min(max(room_n_bytes // 4 // token_n_words, 1), MAX_PACK)
     yield "splits", _in_room(Buffer("attention", (n_tokens * token_n_words,), np.float32), "ffn.x", room_n_bytes, 0)
     offset_n_bytes = 0
-    yield "rows", _in_room(Buffer("residual", (n_chunk * 4 * c.n_embd,), np.uint8), "ffn.x", room_n_bytes, 0)
     for name in ("logits", "given_logits"):
         logits = _in_room(Buffer("logits", (1, c.n_vocab), np.float32), "ffn.x", room_n_bytes, offset_n_bytes)
         yield name, logits

@@ -22,7 +22,7 @@ from engine.cuda.decoder import GraphDecoder, PassGraph, append_in_packs
 from engine.cuda.device import Device
 from engine.cuda.faults import Op
 from engine.cuda.memory import DeviceMemory, Pool
-from engine.cuda.upload import Uploader, copy_in, pinned
+from engine.cuda.upload import Uploader, mapped
 from engine.cuda.variants import FULL, Variant
 from engine.decoder import Run
 from engine.gguf.inventory import take_inventory
@@ -108,8 +108,9 @@ class CudaOps:
         for name, buffer in self._planned.items():
             self._buffers[name] = self._placed(buffer)
         self._bind(self._buffers)
-        self._row_stage = pinned(self._rows.nbytes)
-        self._control_stage = pinned(self._control.nbytes).view(np.int32).reshape(self._control.shape)
+        self._row_stage = mapped((self._hidden.nbytes,), np.uint8)  # F32 rows are the longest
+        self._control_stage = mapped(self._control.shape, np.int32)
+        self._outcome = mapped((2,), np.int32)
         self.staged = cupy.cuda.Event(block=False, disable_timing=True)
         self._table: NDArray[np.uint8] | None = None
         self._first_position = 0
@@ -125,7 +126,7 @@ class CudaOps:
 
     def _bind(self, b: dict[str, cupy.ndarray]) -> None:
         """Give the working buffers the names and forms that the ops use."""
-        self._hidden, self._control, self._q, self._rows = b["hidden"], b["control"], b["q"], b["rows"]
+        self._hidden, self._control, self._q = b["hidden"], b["control"], b["q"]
         self._projected = [array for name, array in b.items() if name.startswith("projected.")]
         self._normed, self._mixed, self._ffn = (
             DeviceActivation(*(b[f"{name}.{part}"] for part in ("x", "q", "scales")))
@@ -136,8 +137,7 @@ class CudaOps:
         self._tickets, self._argmax_scratch, self._chosen = b["tickets"], b["argmax_scratch"], b["chosen"]
         self._done, self._tiles = b["gate_up_done"], b["tiles"]
         self._logits, self._given = b["logits"], b["given_logits"]
-        self.outcome = b["outcome"]  # next token, fault word
-        self.fault = self.outcome[1:].view(np.uint32)
+        self._next_token, self.fault = b["outcome"][:1], b["outcome"][1:].view(np.uint32)
 
     def _rope_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         c = self._config
@@ -158,28 +158,29 @@ class CudaOps:
     def embed(
         self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int], first_position: int
     ) -> cupy.ndarray:
-        """Copy rows and control words and dequantise on the device; in a capture, only record that."""
+        """Stage rows and control words and dequantise on the device; in a capture, only record the launch."""
         self.stream.use()  # another engine of this process may have put its own in use
-        n = len(tokens)
+        n, row_n_bytes = len(tokens), table.shape[1]
         self._table, self._first_position = table, first_position
         if not self.stream.is_capturing():
             self.stage(tokens, first_position)
-        rows = self._rows[: n * table.shape[1]].reshape(n, table.shape[1])
-        copy_in(rows, self._row_stage, rows.nbytes, self.stream)
-        copy_in(self._control, self._control_stage, n * self._control_stage[0].nbytes, self.stream)
+        rows, words = self._row_stage.device[: n * row_n_bytes], self._control_stage.device[:n]
+        rows = rows.reshape(n, row_n_bytes)
+        x = embed.embed(self.kernels, type_name, rows, words, self._hidden[:n], self._control[:n])
         if not self.stream.is_capturing():
             self.staged.record(self.stream)
-        return embed.embed(self.kernels, type_name, rows, self._hidden[:n])
+        return x
 
     def stage(self, tokens: Sequence[int], first_position: int) -> None:
-        """Write the embedding rows and control words of `tokens` to the pinned memory that the copies read."""
+        """Write the embedding rows and control words of `tokens` to the pinned memory that the kernel reads."""
         assert self._table is not None
         self.staged.synchronize()
         row_n_bytes = self._table.shape[1]
         for i, token in enumerate(tokens):
-            self._row_stage[i * row_n_bytes : (i + 1) * row_n_bytes] = self._table[token]
-        self._control_stage[: len(tokens), 0] = tokens
-        self._control_stage[: len(tokens), 1] = np.arange(first_position, first_position + len(tokens))
+            self._row_stage.host[i * row_n_bytes : (i + 1) * row_n_bytes] = self._table[token]
+        words = self._control_stage.host[: len(tokens)]
+        words[:, 0] = tokens
+        words[:, 1] = np.arange(first_position, first_position + len(tokens))
 
     def rms_norm(self, x: cupy.ndarray, weight: cupy.ndarray) -> streams.NormInput:
         """Hand the inputs on: what streams its weights normalises the token itself."""
@@ -298,7 +299,7 @@ class CudaOps:
         return gemv.gemv(self.kernels, matrix, x, logits, fault=self.fault, mode=gemv.LOGITS, op=op)
 
     def choose(self, logits: cupy.ndarray) -> None:
-        """Launch argmax; the id goes to outcome[0]."""
+        """Launch argmax; wait_for_choice() returns the id."""
         self.stream.use()
         op = faults.kernel_argument(Op.ARGMAX)
         argmax.argmax(
@@ -307,8 +308,9 @@ class CudaOps:
             self._control[0],
             1,
             self._argmax_scratch,
-            self.outcome[:1],
+            self._next_token,
             self._chosen,
+            self._outcome.device,
             fault=self.fault,
             op=op,
         )
@@ -316,9 +318,18 @@ class CudaOps:
     def argmax(self, logits: cupy.ndarray) -> int:
         """Return the lowest id among the largest logits; NonFiniteError if the step left a fault."""
         self.choose(logits)
-        token, fault = (int(word) for word in self.outcome.get(stream=self.stream))
+        return self.wait_for_choice()
+
+    def wait_for_choice(self) -> int:
+        """Wait for the stream and return the id that argmax left; NonFiniteError if it found a fault by then."""
+        self.stream.synchronize()
+        token, fault = (int(word) for word in self._outcome.host)
         self.raise_fault(fault)
         return token
+
+    def check_fault(self) -> None:
+        """Wait for the stream; NonFiniteError if a kernel left a fault."""
+        self.raise_fault(int(self.fault.get(stream=self.stream)[0]))
 
     def raise_fault(self, word: int) -> None:
         """Raise NonFiniteError for a fault word other than 0, and clear it."""
@@ -349,7 +360,7 @@ class CudaOps:
     def to_host(self, x: cupy.ndarray) -> NDArray[np.float32]:
         """Copy an array to the host; NonFiniteError if a kernel before it left a fault."""
         host: NDArray[np.float32] = x.get(stream=self.stream)
-        self.raise_fault(int(self.fault.get(stream=self.stream)[0]))
+        self.check_fault()
         return host
 
     def describe(self) -> dict[str, Any]:

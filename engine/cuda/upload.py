@@ -1,12 +1,16 @@
 """Move weights from the memory-mapped file to the device while the next slice is still being read.
 
-Two pinned slices alternate: while the device copies and repacks one, the host fills the other.
+Two pinned slices alternate: while the device copies and repacks one, the host fills the other. What is as small as
+rows of the embedding table is not copied: kernels read and write it in pinned memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import cupy
 import numpy as np
@@ -16,7 +20,7 @@ from engine import quants
 from engine.cuda import gemv
 from engine.cuda.kernels import Kernels
 from engine.cuda.memory import DeviceMemory
-from engine.gguf.inventory import RESIDENT_ALIGNMENT_N_BYTES
+from engine.gguf.inventory import RESIDENT_ALIGNMENT_N_BYTES, padded_n_bytes
 
 SLICE_N_BYTES = 16 << 20
 """Most bytes on the way at a time: enough for full bus speed."""
@@ -105,13 +109,27 @@ def pinned(n_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(cupy.cuda.alloc_pinned_memory(n_bytes), np.uint8, n_bytes)
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """Pinned memory as the host sees it, and the same bytes as kernels address them, over the bus.
+
+    What one side writes the other one sees behind the next launch, or after the stream has been waited for.
+    """
+
+    host: NDArray[Any]
+    device: cupy.ndarray
+
+
+def mapped(shape: tuple[int, ...], dtype: type[np.generic]) -> Mapped:
+    """Return page-locked host memory for both sides; it is padded, so that it may be read in words of 16 bytes."""
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    whole = pinned(padded_n_bytes(n_bytes))
+    memory = cupy.cuda.UnownedMemory(whole.ctypes.data, whole.nbytes, whole)
+    device = cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+    return Mapped(whole[:n_bytes].view(dtype).reshape(shape), device)
+
+
 def copy_in(device: cupy.ndarray, host: NDArray[np.generic], n_bytes: int, stream: cupy.cuda.Stream) -> None:
-    """Copy n_bytes of pinned host memory to the device, asynchronously; may be captured in a graph."""
+    """Copy n_bytes of pinned host memory to the device, asynchronously."""
     runtime = cupy.cuda.runtime
     runtime.memcpyAsync(device.data.ptr, host.ctypes.data, n_bytes, runtime.memcpyHostToDevice, stream.ptr)
-
-
-def copy_out(device: cupy.ndarray, host: NDArray[np.generic], n_bytes: int, stream: cupy.cuda.Stream) -> None:
-    """Copy n_bytes from the device to pinned host memory, asynchronously; may be captured in a graph."""
-    runtime = cupy.cuda.runtime
-    runtime.memcpyAsync(host.ctypes.data, device.data.ptr, n_bytes, runtime.memcpyDeviceToHost, stream.ptr)

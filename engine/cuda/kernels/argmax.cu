@@ -1,6 +1,7 @@
 // argmax: the lowest id among the largest logits of one token
-// logits (n_vocab) f32, control [token id, position of the pack's first token] -> next_token (1) i32 and
-//   chosen[position of the pack's last token] i32; scratch: ArgmaxScratch, zero before the first call and after each
+// logits (n_vocab) f32, control [token id, position of the pack's first token] -> next_token (1) i32,
+//   chosen[position of the pack's last token] i32 and, in pinned host memory, outcome: the id and the fault word as it is
+//   once all logits have been looked at; scratch: ArgmaxScratch, zero before the first call and after each
 // bytes    4 * n_vocab
 // launch   grid (ceil(n_vocab / 2048)), block (256), eight logits a thread
 // numerics none: one 64-bit maximum of (logit, -id), the same in any order. +0 and -0 compare equal.
@@ -36,7 +37,7 @@ struct ArgmaxArguments {
     int n_vocab, n_tokens;
     const int* control;
     ArgmaxScratch* scratch;
-    int *next_token, *chosen;
+    int *next_token, *chosen, *outcome;
     u32 op;
     u32* fault;
 };
@@ -76,18 +77,20 @@ __device__ __forceinline__ void argmax_of_blocks(const ArgmaxArguments& in, u64 
     atomicMax(&in.scratch->best, of_block);
     __threadfence();
     if (atomicInc(&in.scratch->n_done, gridDim.x - 1) + 1 < gridDim.x) return;
-    __threadfence();  // the last block: every other one's maximum is in
+    __threadfence();  // the last block: every other one's maximum and fault are in
     const int id = int(0xffffffffu - u32(atomicExch(&in.scratch->best, 0)));
     in.next_token[0] = id;
     in.chosen[in.control[1] + in.n_tokens - 1] = id;
+    in.outcome[0] = id;
+    in.outcome[1] = int(atomicOr(in.fault, 0u));  // read where the atomics of the others took effect
 }
 
 __global__ void __launch_bounds__(ARGMAX_THREADS)
     argmax(const float* logits, int n_vocab, int n_tokens, const int* control, ArgmaxScratch* scratch, int* next_token,
-           int* chosen, u32 op, u32* fault) {
+           int* chosen, int* outcome, u32 op, u32* fault) {
     release_dependents();
     dependency_wait();
-    const ArgmaxArguments in{logits, n_vocab, n_tokens, control, scratch, next_token, chosen, op, fault};
+    const ArgmaxArguments in{logits, n_vocab, n_tokens, control, scratch, next_token, chosen, outcome, op, fault};
     const int begin = blockIdx.x * (ARGMAX_THREADS * ARGMAX_LOGITS);
     argmax_of_blocks<ARGMAX_THREADS>(in, argmax_of_thread<ARGMAX_THREADS>(in, begin, 0));
 }

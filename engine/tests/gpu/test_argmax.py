@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.cuda import argmax, faults
+from engine.cuda.upload import mapped
 from engine.tests.gpu.arrays import control_words, cupy, no_fault, poison, poisoned, random_f32
 from engine.tests.gpu.conftest import Compile
 
@@ -31,12 +32,17 @@ class Chooser:
         self._kernels = kernels
         self.scratch = cupy.zeros(argmax.SCRATCH_N_WORDS, np.uint32)
         self.next_token, self.chosen, self.fault = poisoned((1,), np.int32), poisoned((N_CTX,), np.int32), no_fault()
+        self.outcome = mapped((2,), np.int32)
 
     def __call__(self, logits: NDArray[np.float32], n_tokens: int = 1) -> int:
-        words, results = control_words(POSITION), (self.next_token, self.chosen)
+        words, results = control_words(POSITION), (self.next_token, self.chosen, self.outcome.device)
+        self.outcome.host[...] = -1
         args = (self._kernels, cupy.asarray(logits), words, n_tokens, self.scratch, *results)
         argmax.argmax(*args, fault=self.fault, op=OP)
-        return int(cupy.asnumpy(self.next_token)[0])
+        cupy.cuda.get_current_stream().synchronize()
+        token = int(cupy.asnumpy(self.next_token)[0])
+        assert self.outcome.host.tolist() == [token, self.fault_word]
+        return token
 
     @property
     def fault_word(self) -> int:
@@ -115,6 +121,15 @@ def test_scratch_is_left_as_the_next_call_needs_it(choose: Chooser) -> None:
         logits = random_f32(rng, n_vocab)
         assert choose(logits) == int(np.argmax(logits))
         assert not cupy.asnumpy(choose.scratch).any()
+
+
+def test_the_outcome_has_the_fault_that_an_earlier_op_left(choose: Chooser) -> None:
+    word = int(faults.kernel_argument(faults.Op.ATTENTION, 7)) | 1
+    choose.fault.set(np.array([word], np.uint32))
+    logits = random_f32(np.random.default_rng(5), 3000)
+    logits[1000] = np.nan
+    choose(logits)
+    assert choose.outcome.host[1] == word
 
 
 @pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])

@@ -1,4 +1,4 @@
-"""Rows of the embedding table against the NumPy backend, bit for bit."""
+"""Rows of the embedding table against the NumPy backend, bit for bit, and the control words that come with them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from engine import quants
 from engine.cuda import embed, gemv
+from engine.cuda.upload import mapped
 from engine.tests.edge_blocks import EDGES, edge_rows
-from engine.tests.gpu.arrays import assert_same_bits, cupy, poisoned
+from engine.tests.gpu.arrays import assert_same_bits, poison, poisoned
 from engine.tests.gpu.conftest import Compile
 from engine.tests.gpu.test_gemv import FORMATS, random_rows
 
@@ -29,9 +30,15 @@ def kernels(compile_all: Compile) -> Any:
 
 
 def check(kernels: Any, type_name: str, raw: Any, n_embd: int) -> None:
-    x = poisoned((raw.shape[0], n_embd), np.float32)
+    n_tokens = len(raw)
+    rows, staged = mapped(raw.shape, np.uint8), mapped((n_tokens, 2), np.int32)
+    rows.host[...] = raw
+    staged.host[...] = np.arange(2 * n_tokens).reshape(n_tokens, 2) * 1_000_003
+    x, control = poisoned((n_tokens, n_embd), np.float32), poisoned((n_tokens + 1, 2), np.int32)
+    found = embed.embed(kernels, type_name, rows.device, staged.device, x, control[:n_tokens])
     with np.errstate(all="ignore"):
-        assert_same_bits(embed.embed(kernels, type_name, cupy.asarray(raw), x), quants.dequantize(type_name, raw))
+        assert_same_bits(found, quants.dequantize(type_name, raw))
+    assert_same_bits(control, np.concatenate([staged.host, poison((1, 2), np.int32)]))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 72])

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.cuda import compile as compiler
+from engine.cuda.plan import step
 from engine.errors import RequestError
 from engine.generate import Engine, Generation, PrefillMode, load_engine
 from engine.model.state import DecodeState, RecurrentState
@@ -207,14 +208,16 @@ def test_a_step_is_one_graph_of_few_nodes_and_its_preparation_is_timed(
 ) -> None:
     state, logits = engine.prefill(prompt)
     decoder: Any = engine.decoder(state)
+    ops: Any = engine.ops
     token = engine.greedy(logits)
     for _ in range(5):
         token = decoder.step(token)
     record_property("n_nodes", decoder.n_nodes)
     record_property("prepare_time_ns", decoder.prepare_time_ns)
     config = engine.config
-    # Two copies in, norm, head, argmax, a copy out; ten and eleven kernels a layer before any further fusion.
-    assert 0 < decoder.n_nodes <= 6 + 10 * config.n_layer_recurrent + 11 * config.n_layer_attn
+    # Embedding, norm, head, argmax; ten and eleven kernels a layer before any further fusion. Nothing is copied.
+    assert 0 < decoder.n_nodes <= 4 + 10 * config.n_layer_recurrent + 11 * config.n_layer_attn
+    assert decoder.n_nodes == len(list(step(config, engine.model.tensors, ops.dispatch)))
     assert len(decoder.prepare_time_ns) == 5
     assert min(decoder.prepare_time_ns) > 0
     assert state.n_past == len(prompt) + 5
