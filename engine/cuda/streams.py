@@ -36,7 +36,7 @@ SHARED_N_BYTES = {80: 164 << 10, 87: 164 << 10, 90: 228 << 10, 100: 228 << 10, 1
 """Shared memory of a multiprocessor by compute capability (CUDA C++ Programming Guide, technical specifications)."""
 SMALLEST_SHARED_N_BYTES = 100 << 10
 MOST_STAGES = 16
-STEP_N_BYTES = 12_000
+STEP_N_BYTES = 9_700
 """Bytes of a stage from which on asking for the stages one by one costs nothing."""
 
 
