@@ -56,6 +56,8 @@ __device__ __forceinline__ float repacked_weight(const u8* part, int n_subs) {
 template <class F, int N_IN>
 __global__ void __launch_bounds__(EMBED_THREADS)
     embed(const u8* rows, i64 row_n_bytes, const int2* staged, float* x, int2* control) {
+    release_dependents();
+    dependency_wait();
     const int t = blockIdx.y, k = blockIdx.x * EMBED_THREADS + threadIdx.x;
     const bool has_control = k == EMBED_THREADS - 1;
     const int2 words = has_control ? staged[t] : make_int2(0, 0);  // asked for before the row, used after it
