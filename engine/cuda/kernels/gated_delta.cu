@@ -177,12 +177,12 @@ __device__ __forceinline__ void gated_delta_head(const GatedDeltaArguments& in, 
             chunk.b[lane] = sigmoid(in.beta[at]);
         }
         __syncthreads();
-        if (first == 0 && threadIdx.x == 0) {
-            __threadfence();
-            chunk.shifts_key_head = atomicInc(&in.tickets[key_head], SHARED_BY - 1) == SHARED_BY - 1;
-            __threadfence();
-        }
+        // The block has used what it read of the convolution inputs. No fence: a load that has returned sees no later
+        // write, and who shifts does so because of the ticket that it drew. Nobody waits for the ticket before the end.
+        u32 ticket = 0;
+        if (first == 0 && threadIdx.x == 0) ticket = atomicInc(&in.tickets[key_head], SHARED_BY - 1);
         for (int t = 0; t < n; t++) delta_step<D, ROWS>(s, chunk, t, warp * ROWS, lane, in.scale);
+        if (first == 0 && threadIdx.x == 0) chunk.shifts_key_head = ticket == SHARED_BY - 1;
         __syncthreads();
         if (normed_token < n) {
             gated_norm<D>(chunk.o[normed_token], norm_quad, silu_z, in.eps, lane, in.y + out_row, in.q8 + out_row,
