@@ -1,7 +1,7 @@
-"""Passes of the model as captured graphs: the host writes rows and positions, then launches once.
+"""Passes of the model as captured graphs: the host writes rows and positions, then launches.
 
 All buffers are fixed; kernels read token rows and positions in pinned memory and write the outcome there. So a pass of
-n tokens is the same graph at every position and in every sequence; it is captured once and kept by `CudaOps`.
+n tokens is the same graphs at every position and in every sequence; they are captured once and kept by `CudaOps`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,35 @@ if TYPE_CHECKING:
 
 
 class PassGraph:
-    """One pass of n_tokens through all layers, up to the logits and the greedy choice after the last token."""
+    """One pass of n_tokens through all layers, up to the logits and the greedy choice after the last token.
+
+    The first layer is a graph of its own: to launch some hundred nodes takes the host tens of microseconds, in which
+    the device already works on it.
+    """
 
     def __init__(self, ops: CudaOps, run: Run, state: Any, n_tokens: int) -> None:
         self._ops = ops
-        stream = ops.stream
-        stream.synchronize()
-        stream.begin_capture()
+        self._graphs: list[cupy.cuda.Graph] = []
+        ops.stream.synchronize()
+        ops.stream.begin_capture()
         try:
-            with ops.kernels.overlapping():
+            with ops.kernels.overlapping(), ops.behind_first_layer(self._cut):
                 self.logits = run([0] * n_tokens)
                 ops.choose(self.logits)
         finally:
-            self._graph = stream.end_capture()
+            self._end_graph()
         state.n_past -= n_tokens  # the captured pass has not run
-        self._graph.upload(stream)
+        for graph in self._graphs:
+            graph.upload(ops.stream)
+
+    def _cut(self) -> None:
+        """Let the launches that follow be another graph."""
+        self._end_graph()
+        self._ops.stream.begin_capture()
+        self._ops.kernels.begin_overlap()
+
+    def _end_graph(self) -> None:
+        self._graphs.append(self._ops.stream.end_capture())
 
     def launch(self, tokens: Sequence[int], first_position: int) -> None:
         """Start the pass for `tokens`, the first of which stands at first_position."""
@@ -44,7 +58,8 @@ class PassGraph:
 
     def replay(self) -> None:
         """Start the pass for the tokens that are staged."""
-        self._graph.launch(self._ops.stream)
+        for graph in self._graphs:
+            graph.launch(self._ops.stream)
         self._ops.staged.record(self._ops.stream)
 
     def finish(self) -> int:
@@ -54,12 +69,16 @@ class PassGraph:
     @property
     def n_nodes(self) -> int:
         """Count the nodes."""
-        from cuda.bindings import runtime
+        return sum(map(_n_nodes, self._graphs))
 
-        status, _, n_nodes = runtime.cudaGraphGetNodes(self._graph.graph, 0)
-        if status != runtime.cudaError_t.cudaSuccess:
-            raise RuntimeError(f"cudaGraphGetNodes: {status.name}")
-        return int(n_nodes)
+
+def _n_nodes(graph: cupy.cuda.Graph) -> int:
+    from cuda.bindings import runtime
+
+    status, _, n_nodes = runtime.cudaGraphGetNodes(graph.graph, 0)
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"cudaGraphGetNodes: {status.name}")
+    return int(n_nodes)
 
 
 class GraphDecoder:

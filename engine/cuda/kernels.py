@@ -51,11 +51,16 @@ class Kernels:
         they touch what another kernel writes. The first kernel waits for all that came before it.
         Architectures before sm_90 launch as always, and so does everything without `overlaps`.
         """
-        self._overlapping, self._is_first = self._can_overlap, True
+        self._overlapping = self._can_overlap
+        self.begin_overlap()
         try:
             yield
         finally:
             self._overlapping = False
+
+    def begin_overlap(self) -> None:
+        """Let the next kernel wait for all that came before it."""
+        self._is_first = True
 
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:

@@ -6,7 +6,8 @@ one launches: the convolution, the delta rule and the gated norm are one kernel,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,7 @@ class CudaOps:
         room_n_bytes = sum(buffer.n_bytes for buffer in self._planned.values())
         self._uploader: Uploader | None = Uploader(self.kernels, self.memory, room_n_bytes)
         self._layer = 0
+        self._after_first_layer: Callable[[], None] | None = None
 
     def build(self, variant: Variant) -> Build:
         """Return the kernels of a variant, compiled for this model and device."""
@@ -154,6 +156,17 @@ class CudaOps:
     def begin_layer(self, il: int) -> None:
         """Remember the layer for the fault word."""
         self._layer = il
+        if il == 1 and self._after_first_layer is not None:
+            self._after_first_layer()
+
+    @contextmanager
+    def behind_first_layer(self, act: Callable[[], None]) -> Iterator[None]:
+        """Call `act` once the first layer of a pass inside has been launched, if others follow it."""
+        self._after_first_layer = act
+        try:
+            yield
+        finally:
+            self._after_first_layer = None
 
     def embed(
         self, type_name: str, table: NDArray[np.uint8], tokens: Sequence[int], first_position: int
