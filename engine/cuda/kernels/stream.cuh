@@ -122,7 +122,8 @@ __device__ __forceinline__ int within_line(i64 at) { return int(at) & (LINE_N_BY
 
 // Rows of a matrix as a stage holds them: the strips of up to N rows, then their part of the tail; both as far behind the
 // begin of a line as they are in memory, where the matrix begins with a line. Copies begin and end at multiples of 16
-// bytes, so what lies before and behind a tail of 8 bytes a strip may come with it.
+// bytes, so what lies before and behind a tail of 8 bytes a strip may come with it: behind the last row up to 8 bytes of
+// what the weights' memory has there, since each block of it is padded to 256 bytes.
 template <class F, int N_IN, int N>
 struct StagedRows {
     static constexpr int OF_ROW = N_IN / STRIP;

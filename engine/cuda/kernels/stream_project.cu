@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(STREAM_BLOCK, 1)
     }
     ring.drain(
         [&](int step, int i, const u8* stage) {
-            float of_lane;
+            float of_lane = 0.0f;
             streamed(step, [&](auto format, const Part& part, int first, int) {
                 of_lane = StagedRows<decltype(format), N_IN, N>::sum(stage, part.n_out, first, i, input, grid);
             });
