@@ -27,8 +27,15 @@ _MEASURED = re.compile(r"(?!predicted_)\w*(_us|_ms|_ms_median|_s|resident_n_byte
 _BLOCK = re.compile(r"<!-- facts: (\S+) -->\n(.*?)<!-- /facts -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- (?:facts:|/facts)")
 _CITED = re.compile(r"\]\(\.\./results/facts/([^)#]+)\)")
-_FIGURE = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?: (us|ms|tok/s|MB)\b)?(?![\w.]*\d)")
-_UNITS = {"us": ("_us", 1.0), "ms": ("_ms", 1.0), "tok/s": ("_tok_per_s", 1.0), "MB": ("n_bytes", 1e-6), "": ("", 1.0)}
+_FIGURE = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?: (us|ms|tok/s|MB|GB/s)\b)?(?![\w.]*\d)")
+_UNITS = {
+    "us": ("_us", 1.0),
+    "ms": ("_ms", 1.0),
+    "tok/s": ("_tok_per_s", 1.0),
+    "MB": ("n_bytes", 1e-6),
+    "GB/s": ("gb_per_s", 1.0),
+    "": ("", 1.0),
+}
 """What the key of a figure with this unit has in it, and the factor from the value to the figure."""
 
 

@@ -76,6 +76,7 @@ def project(folder: Path, block: str) -> Path:
         ("8.25 ms", ["8.25 ms"]),
         ("17.7 MB in 16 MiB, 4 blocks", []),
         ("17.8 MB", ["17.8 MB"]),
+        ("4502 GB/s", ["4502 GB/s"]),
         ("164 us became 8.21", ["8.21"]),
         ("163.75, and 9.99 ms of [row](../results/v1/x.json)", None),
         ("| what | predicted | measured |\n| --- | --- | --- |\n| a | 5.5 ms | 8.3 ms |", []),
