@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.cuda import argmax, faults
-from engine.cuda.upload import mapped
-from engine.tests.gpu.arrays import control_words, cupy, no_fault, poison, poisoned, random_f32
+from engine.tests.gpu.arrays import control_words, cupy, no_fault, poison, poisoned, random_f32, upload
 from engine.tests.gpu.conftest import Compile
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +31,7 @@ class Chooser:
         self._kernels = kernels
         self.scratch = cupy.zeros(argmax.SCRATCH_N_WORDS, np.uint32)
         self.next_token, self.chosen, self.fault = poisoned((1,), np.int32), poisoned((N_CTX,), np.int32), no_fault()
-        self.outcome = mapped((2,), np.int32)
+        self.outcome = upload.mapped((2,), np.int32)
 
     def __call__(self, logits: NDArray[np.float32], n_tokens: int = 1) -> int:
         words, results = control_words(POSITION), (self.next_token, self.chosen, self.outcome.device)

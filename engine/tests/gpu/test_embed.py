@@ -9,9 +9,8 @@ import pytest
 
 from engine import quants
 from engine.cuda import embed, gemv
-from engine.cuda.upload import mapped
 from engine.tests.edge_blocks import EDGES, edge_rows
-from engine.tests.gpu.arrays import assert_same_bits, poison, poisoned
+from engine.tests.gpu.arrays import assert_same_bits, poison, poisoned, upload
 from engine.tests.gpu.conftest import Compile
 from engine.tests.gpu.test_gemv import FORMATS, random_rows
 
@@ -31,7 +30,7 @@ def kernels(compile_all: Compile) -> Any:
 
 def check(kernels: Any, type_name: str, raw: Any, n_embd: int) -> None:
     n_tokens = len(raw)
-    rows, staged = mapped(raw.shape, np.uint8), mapped((n_tokens, 2), np.int32)
+    rows, staged = upload.mapped(raw.shape, np.uint8), upload.mapped((n_tokens, 2), np.int32)
     rows.host[...] = raw
     staged.host[...] = np.arange(2 * n_tokens).reshape(n_tokens, 2) * 1_000_003
     x, control = poisoned((n_tokens, n_embd), np.float32), poisoned((n_tokens + 1, 2), np.int32)
