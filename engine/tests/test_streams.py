@@ -9,6 +9,7 @@ import pytest
 from engine import quants
 from engine.cuda.compile import KERNELS_DIR
 from engine.cuda.streams import (
+    LINE_N_BYTES,
     RESERVED_N_BYTES,
     STEP_N_BYTES,
     STREAM_WARPS,
@@ -54,6 +55,10 @@ def test_strips_have_a_tail_where_the_kernels_give_them_one(type_name: str) -> N
     strip, tail = int(sizes[1]), int(sizes[2])
     assert strip + tail == strip_n_bytes(type_name)
     assert (strip % 16, tail) in ((0, 0), (0, 8))  # so a tail is where the sum is no multiple of 16
+
+
+def test_kernels_and_launcher_agree_on_a_line() -> None:
+    assert f"constexpr int LINE_N_BYTES = {LINE_N_BYTES};" in (KERNELS_DIR / "stream.cuh").read_text()
 
 
 def test_only_whole_strips_of_quantised_weights_are_streamed() -> None:

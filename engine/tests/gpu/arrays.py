@@ -15,7 +15,7 @@ from engine import numerics
 from engine.cuda.buffers import DeviceActivation
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed: CUDA ops not measured", exc_type=ImportError)
-upload = pytest.importorskip("engine.cuda.upload")  # it needs CuPy
+from engine.cuda import upload as upload  # noqa: E402 - it imports CuPy
 
 POISON = 0xFF
 """Byte that results are filled with before a launch: NaN as f32 and f16, -1 as an integer."""
